@@ -1,0 +1,42 @@
+# Two commands do all set-up by themselves: `make demo` and `make test`.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+DEMO := runs/demo
+
+.PHONY: demo test test-slow format clean
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+
+# Installed once, and again only when the requirements change; an editable install follows the sources.
+$(VENV)/.core: $(VENV)/bin/python pyproject.toml constraints.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.core
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+demo: $(VENV)/.core
+	$(BIN)/meristem data prepare --builtin --out $(DEMO)-data
+	$(BIN)/meristem plan --layers 6 --width 192 --heads 6 --schedule prism --vocabulary 320 --context 256 --against uniform
+	$(BIN)/meristem train configs/demo.toml --out $(DEMO) --continue
+	$(BIN)/meristem eval $(DEMO)
+	$(BIN)/meristem generate $(DEMO) --prompt "def " --tokens 300
+
+test: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/pytest -n 2
+
+test-slow: $(VENV)/.dev
+	$(BIN)/pytest -m slow
+
+format: $(VENV)/.dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf $(VENV) runs

@@ -1,0 +1,442 @@
+"""The plan: what a model looks like, as an immutable value, and what it costs, in closed form.
+
+Model building, counting, caches, resume and evaluation read the plan and nothing else. All formulas hold for
+any mix of layers; in particular heads times head dim need not equal the width.
+
+Shapes and symbols: d width, f feed-forward size, V vocabulary, T context; per layer h heads of dim e, k key/value
+heads, and loops (extra attention passes over some of the heads). One multiply-add counts as two FLOPs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from meristem.errors import InputError, RunError
+from meristem.schedules import PREFERRED_DIMS, head_schedule, is_prism_like, short_phases
+
+FORMAT = "meristem-plan/1"
+FLASH_LIMIT = 256  # flash and cuDNN attention kernels stop here
+FLASHINFER_DIMS = (64, 128, 256, 512)
+
+
+def default_feed_forward(width: int) -> int:
+    """SwiGLU size 8 d / 3, rounded up to a multiple of 16."""
+    return -(-8 * width // (3 * 16)) * 16
+
+
+@dataclass(frozen=True)
+class Loop:
+    """Extra attention passes of a layer over a subset of its query heads."""
+
+    heads: tuple[int, ...]
+    passes: int
+
+
+@dataclass(frozen=True)
+class LayerPlan:
+    """One layer: `heads` query heads of `head_dim`, `kv_heads` key/value heads, and an optional loop."""
+
+    heads: int
+    head_dim: int
+    kv_heads: int
+    loop: Loop | None = None
+
+    def __post_init__(self) -> None:
+        _at_least("heads", self.heads, 1)
+        _at_least("head_dim", self.head_dim, 2)
+        if self.head_dim % 2:
+            raise InputError("head_dim", self.head_dim, "must be even, rotary positions turn pairs of coordinates")
+        if self.kv_heads < 1 or self.heads % self.kv_heads:
+            raise InputError("kv_heads", self.kv_heads, f"must be one of {divisors(self.heads)}, to divide the heads")
+        if self.loop is not None:
+            chosen = self.loop.heads
+            if not chosen or len(set(chosen)) != len(chosen) or not all(0 <= h < self.heads for h in chosen):
+                raise InputError("loop.heads", chosen, f"must be distinct heads out of 0..{self.heads - 1}")
+            _at_least("loop.passes", self.loop.passes, 1)
+
+    @property
+    def query_width(self) -> int:
+        return self.heads * self.head_dim
+
+    @property
+    def kv_width(self) -> int:
+        return self.kv_heads * self.head_dim
+
+
+@dataclass(frozen=True)
+class Flops:
+    """Per token: `full` counts the whole T x T square, `causal` only the keys a position may see (averaged)."""
+
+    full: int = 0
+    causal: int = 0
+
+    def __add__(self, other: Flops) -> Flops:
+        return Flops(self.full + other.full, self.causal + other.causal)
+
+    def __mul__(self, factor: int) -> Flops:
+        return Flops(self.full * factor, self.causal * factor)
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a layer, or a whole model, costs. FLOPs and bytes are per token; softmax elements per sequence."""
+
+    parameters: int = 0
+    forward: Flops = Flops()
+    softmax_elements: int = 0
+    kv_bytes_per_token: int = 0
+    activation_bytes_per_token: int = 0
+
+    @property
+    def training(self) -> Flops:
+        """Forward and backward: every product has two gradient products of the same size."""
+        return self.forward * 3
+
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(
+            self.parameters + other.parameters,
+            self.forward + other.forward,
+            self.softmax_elements + other.softmax_elements,
+            self.kv_bytes_per_token + other.kv_bytes_per_token,
+            self.activation_bytes_per_token + other.activation_bytes_per_token,
+        )
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Estimated bytes of one training process (mixed precision, AdamW, chunked vocabulary loss)."""
+
+    weights: int
+    gradients: int
+    optimizer: int
+    activations: int
+    loss: int
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.gradients + self.optimizer + self.activations + self.loss
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The structure of a decoder-only language model."""
+
+    width: int
+    vocabulary: int
+    context: int
+    feed_forward: int
+    layers: tuple[LayerPlan, ...]
+
+    def __post_init__(self) -> None:
+        for field in ("width", "vocabulary", "context", "feed_forward"):
+            _at_least(field, getattr(self, field), 1)
+        if not self.layers:
+            raise InputError("layers", 0, "must be at least 1")
+
+    # --- builders ---------------------------------------------------------------------------------------------
+
+    @classmethod
+    def from_heads(
+        cls,
+        heads: Sequence[int],
+        *,
+        width: int,
+        vocabulary: int = 50304,
+        context: int = 1024,
+        feed_forward: int | None = None,
+        kv_group: int = 1,
+        multi_query: bool = False,
+    ) -> Plan:
+        """A plan whose layers split the width evenly among the given head counts.
+
+        `kv_group` query heads share one key/value head, the same number in every layer, which keeps all shapes
+        equal. `multi_query` forces one key/value head per layer, which does not.
+        """
+        _at_least("width", width, 1)
+        if not heads:
+            raise InputError("layers", 0, "must be at least 1")
+        for h in heads:
+            if h < 1 or width % h:
+                raise InputError("heads", h, f"must divide width {width}: one of {divisors(width)}")
+            if (width // h) % 2:
+                even = [x for x in divisors(width) if (width // x) % 2 == 0]
+                raise InputError("heads", h, f"gives the odd head dim {width // h}; use one of {even}")
+        if multi_query:
+            kv_heads = [1] * len(heads)
+        else:
+            _at_least("kv_group", kv_group, 1)
+            for h in heads:
+                if h % kv_group:
+                    allowed = [g for g in divisors(min(heads)) if all(x % g == 0 for x in heads)]
+                    raise InputError("kv_group", kv_group, f"must divide every head count {list(heads)}: one of {allowed}")
+            kv_heads = [h // kv_group for h in heads]
+        layers = tuple(LayerPlan(h, width // h, k) for h, k in zip(heads, kv_heads, strict=True))
+        return cls(width, vocabulary, context, feed_forward or default_feed_forward(width), layers)
+
+    @classmethod
+    def scheduled(
+        cls,
+        schedule: str,
+        *,
+        layers: int,
+        width: int,
+        heads: int,
+        dims: Sequence[int] = PREFERRED_DIMS,
+        ramp: int | None = None,
+        seed: int = 0,
+        **shape: Any,
+    ) -> Plan:
+        """A plan from a named schedule; see `meristem.schedules.head_schedule`."""
+        counts = head_schedule(schedule, layers=layers, width=width, heads=heads, dims=dims, ramp=ramp, seed=seed)
+        return cls.from_heads(counts, width=width, **shape)
+
+    @classmethod
+    def uniform(cls, *, layers: int, width: int, heads: int, **shape: Any) -> Plan:
+        """The same number of heads in every layer."""
+        return cls.scheduled("uniform", layers=layers, width=width, heads=heads, **shape)
+
+    @classmethod
+    def prism(cls, *, layers: int, width: int, heads: int, **shape: Any) -> Plan:
+        """Few wide heads in early layers, `heads` narrow ones in the rest."""
+        return cls.scheduled("prism", layers=layers, width=width, heads=heads, **shape)
+
+    # --- views ------------------------------------------------------------------------------------------------
+
+    @property
+    def heads(self) -> tuple[int, ...]:
+        return tuple(layer.heads for layer in self.layers)
+
+    @property
+    def head_dims(self) -> tuple[int, ...]:
+        return tuple(layer.head_dim for layer in self.layers)
+
+    @property
+    def kv_heads(self) -> tuple[int, ...]:
+        return tuple(layer.kv_heads for layer in self.layers)
+
+    def with_layer(self, index: int, layer: LayerPlan) -> Plan:
+        """The same plan with one layer exchanged."""
+        if not 0 <= index < len(self.layers):
+            raise InputError("layer", index, f"must be in 0..{len(self.layers) - 1}")
+        return replace(self, layers=(*self.layers[:index], layer, *self.layers[index + 1 :]))
+
+    # --- costs ------------------------------------------------------------------------------------------------
+
+    def layer_cost(self, layer: LayerPlan) -> Cost:
+        """Cost of one layer at this plan's width, feed-forward size and context."""
+        d, f, t = self.width, self.feed_forward, self.context
+        q, kv = layer.query_width, layer.kv_width
+        attention_matrices = d * (q + 2 * kv) + q * d
+        feed_forward_matrices = 3 * d * f
+        forward = _products(attention_matrices + feed_forward_matrices) + _attention(q, t)
+        softmax, kv_values = layer.heads * t * t, 2 * kv
+        # Saved for backward in bf16, with the residual stream in float32: two residuals, two normed inputs, q k v,
+        # attention output with its log-sum-exp, gate and up, and their product.
+        activations = 2 * (4 * d + 2 * d) + 2 * (q + 2 * kv) + 2 * q + 4 * layer.heads + 6 * f
+        if layer.loop is not None:
+            m, passes = len(layer.loop.heads) * layer.head_dim, layer.loop.passes
+            forward += (_products(4 * d * m) + _attention(m, t)) * passes
+            softmax += len(layer.loop.heads) * t * t * passes
+            kv_values += 2 * m * passes
+            activations += (4 * d + 2 * d + 2 * 4 * m + 4 * len(layer.loop.heads)) * passes
+        return Cost(attention_matrices + feed_forward_matrices + 2 * d, forward, softmax, 2 * kv_values, activations)
+
+    @property
+    def outer_cost(self) -> Cost:
+        """Token embedding tied with the output projection, and the last norm."""
+        d, v = self.width, self.vocabulary
+        return Cost(v * d + d, _products(v * d), activation_bytes_per_token=4 * d + 2 * d)
+
+    @property
+    def cost(self) -> Cost:
+        """Cost of the whole model."""
+        return sum((self.layer_cost(layer) for layer in self.layers), self.outer_cost)
+
+    @property
+    def parameters(self) -> int:
+        return self.cost.parameters
+
+    def memory(self, batch_tokens: int, loss_chunk: int = 8192) -> Memory:
+        """Estimated memory of a training step on `batch_tokens` tokens at once."""
+        cost = self.cost
+        rows = min(batch_tokens, loss_chunk)
+        return Memory(
+            weights=(4 + 2) * cost.parameters,  # float32 and the bf16 copy the products read
+            gradients=4 * cost.parameters,
+            optimizer=8 * cost.parameters,
+            activations=batch_tokens * cost.activation_bytes_per_token,
+            loss=2 * 2 * rows * self.vocabulary + 4 * self.vocabulary * self.width,
+        )
+
+    def warnings(self, tensor_parallel: int = 1) -> list[str]:
+        """What will be slow or impossible somewhere, each with its reason."""
+        found: list[str] = []
+        for dim, where in _positions(self.head_dims).items():
+            if dim > FLASH_LIMIT:
+                found.append(
+                    f"{where}: head dim {dim} is above {FLASH_LIMIT}, where flash and cuDNN attention stop; "
+                    "a several times slower kernel is used"
+                )
+            if dim % 8:
+                found.append(f"{where}: head dim {dim} is not a multiple of 8; fused attention kernels pad or refuse it")
+            if dim == 96:
+                found.append(f"{where}: head dim 96 cannot be served by FlashInfer (it takes {FLASHINFER_DIMS})")
+        bad = [h for h in sorted(set(self.heads + self.kv_heads)) if h % tensor_parallel]
+        if bad:
+            found.append(f"tensor-parallel size {tensor_parallel} does not divide the head counts {bad}")
+        if is_prism_like(self.heads) and all(layer.query_width == self.width for layer in self.layers):
+            for count, length in short_phases(self.heads):
+                found.append(f"the phase of {count} heads lasts {length} layer; Prism keeps each count for at least 2")
+        ratios = {layer.heads // layer.kv_heads for layer in self.layers}
+        if len(ratios) > 1:
+            found.append(
+                f"query heads per key/value head differ between layers ({sorted(ratios)}): parameters and cache "
+                "are not those of the uniform plan"
+            )
+        return found
+
+    # --- exchange ---------------------------------------------------------------------------------------------
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {"format": FORMAT, **asdict(self)}
+
+    @classmethod
+    def from_dict(cls, data: Any) -> Plan:
+        """The inverse of `to_dict`; a missing, unknown or mistyped field is an error that names it."""
+        if not isinstance(data, dict) or data.get("format") != FORMAT:
+            found = data.get("format") if isinstance(data, dict) else type(data).__name__
+            raise InputError("format", found, f"must be {FORMAT!r}")
+        rest = {k: v for k, v in data.items() if k != "format"}
+        _check_fields("plan", rest, ("width", "vocabulary", "context", "feed_forward"), ("layers",))
+        if not isinstance(rest["layers"], list):
+            raise InputError("layers", rest["layers"], "must be a list")
+        layers = tuple(_layer_from_dict(f"layers[{i}]", entry) for i, entry in enumerate(rest["layers"]))
+        return cls(**{**rest, "layers": layers})
+
+    def to_json(self) -> str:
+        return json.dumps(self.to_dict(), indent=1) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> Plan:
+        return cls.from_dict(json.loads(text))
+
+    @classmethod
+    def load(cls, path: str | Path) -> Plan:
+        """Read a plan file."""
+        try:
+            return cls.from_json(Path(path).read_text(encoding="utf-8"))
+        except json.JSONDecodeError as error:
+            raise RunError(f"{path}: not a JSON file ({error})") from error
+        except OSError as error:
+            raise RunError(f"{path}: cannot be read ({error.strerror})") from error
+
+    @property
+    def digest(self) -> str:
+        """A hash of the content, equal across machines and versions of Python."""
+        canonical = json.dumps(self.to_dict(), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(canonical.encode()).hexdigest()
+
+    def table(self) -> str:
+        """A readable table, one line per run of equal layers, and the totals."""
+        rows = [("layers", "heads", "head dim", "kv heads", "loop", "parameters", "MFLOP/token", "KV bytes")]
+        for first, last, layer in _runs(self.layers):
+            cost = self.layer_cost(layer)
+            loop = "-" if layer.loop is None else f"{list(layer.loop.heads)} x{layer.loop.passes}"
+            rows.append(
+                (
+                    f"{first}" if first == last else f"{first}-{last}",
+                    f"{layer.heads}",
+                    f"{layer.head_dim}",
+                    f"{layer.kv_heads}",
+                    loop,
+                    f"{cost.parameters:,}",
+                    f"{cost.forward.causal / 1e6:.2f}",
+                    f"{cost.kv_bytes_per_token:,}",
+                )
+            )
+        widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+        lines = ["  ".join(cell.rjust(w) for cell, w in zip(row, widths, strict=True)) for row in rows]
+        cost = self.cost
+        lines += [
+            "(each line is one layer's cost, for the layers named)",
+            f"width {self.width}, vocabulary {self.vocabulary}, context {self.context}, feed-forward {self.feed_forward}",
+            f"parameters {cost.parameters:,} in all; forward {cost.forward.causal / 1e6:,.1f} MFLOP/token causal, "
+            f"{cost.forward.full / 1e6:,.1f} full square; training three times that",
+            f"softmax elements {cost.softmax_elements:,} per sequence; KV cache {cost.kv_bytes_per_token:,} bytes/token",
+            f"plan {self.digest[:12]}",
+        ]
+        return "\n".join(lines)
+
+    def __str__(self) -> str:
+        return self.table()
+
+
+def divisors(n: int) -> list[int]:
+    return [x for x in range(1, n + 1) if n % x == 0]
+
+
+def _products(weights: int) -> Flops:
+    return Flops(2 * weights, 2 * weights)
+
+
+def _attention(query_width: int, context: int) -> Flops:
+    """Scores and weighted sum: 4 T per channel over the square, 2 (T + 1) averaged over causal positions."""
+    return Flops(4 * context * query_width, 2 * (context + 1) * query_width)
+
+
+def _at_least(field: str, value: object, minimum: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
+        raise InputError(field, value, f"must be an integer of at least {minimum}")
+
+
+def _check_fields(name: str, data: dict[str, Any], integers: Iterable[str], others: Iterable[str]) -> None:
+    integers, expected = list(integers), [*integers, *others]
+    for field in data:
+        if field not in expected:
+            raise InputError(f"{name}.{field}", data[field], f"unknown field; expected {expected}")
+    for field in expected:
+        if field not in data:
+            raise InputError(f"{name}.{field}", None, "is missing")
+    for field in integers:
+        _at_least(f"{name}.{field}", data[field], 1)
+
+
+def _layer_from_dict(name: str, data: Any) -> LayerPlan:
+    if not isinstance(data, dict):
+        raise InputError(name, data, "must be an object")
+    _check_fields(name, data, ("heads", "head_dim", "kv_heads"), ("loop",))
+    loop = data["loop"]
+    if loop is not None:
+        if not isinstance(loop, dict):
+            raise InputError(f"{name}.loop", loop, "must be an object or null")
+        _check_fields(f"{name}.loop", loop, ("passes",), ("heads",))
+        heads = loop["heads"]
+        if not isinstance(heads, list) or not all(isinstance(h, int) for h in heads):
+            raise InputError(f"{name}.loop.heads", heads, "must be a list of integers")
+        loop = Loop(tuple(heads), loop["passes"])
+    return LayerPlan(data["heads"], data["head_dim"], data["kv_heads"], loop)
+
+
+def _runs(layers: Sequence[LayerPlan]) -> list[tuple[int, int, LayerPlan]]:
+    """(first, last, layer) for each run of equal consecutive layers."""
+    runs: list[tuple[int, int, LayerPlan]] = []
+    for i, layer in enumerate(layers):
+        if runs and runs[-1][2] == layer:
+            runs[-1] = (runs[-1][0], i, layer)
+        else:
+            runs.append((i, i, layer))
+    return runs
+
+
+def _positions(values: Sequence[int]) -> dict[int, str]:
+    """Each distinct value with the layers that have it, in words."""
+    where: dict[int, list[int]] = {}
+    for i, value in enumerate(values):
+        where.setdefault(value, []).append(i)
+    return {v: f"layer{'s' if len(at) > 1 else ''} {', '.join(map(str, at))}" for v, at in where.items()}
