@@ -1,0 +1,164 @@
+"""Time and memory of one training step, ours beside others, measured in one run."""
+
+from __future__ import annotations
+
+import importlib.util
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from meristem.errors import InputError, RunError
+from meristem.model import Decoder
+from meristem.plan import Plan
+from meristem.training.devices import autocast, compute_dtype, describe_device, peak_flops
+from meristem.training.optimizer import OptimizerConfig, guarded_update, make_optimizer
+
+Step = Callable[[Tensor, Tensor], Tensor]  # tokens and labels (B, T) in, loss out; includes the optimizer's update
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """Medians over the timed steps of one arm."""
+
+    name: str
+    milliseconds: float
+    spread: float  # distance between the quartiles, in milliseconds
+    tokens_per_second: float
+    peak_gib: float | None
+    mfu: float | None
+    attention: list[str] | None
+    steps: int
+    compile_seconds: float
+    last_loss: float
+
+
+def meristem_step(plan: Plan, device: torch.device, *, attention: str, compile: bool) -> tuple[Step, list[str]]:
+    """The step that `meristem train` runs, without its bookkeeping, and the attention kernel of each layer."""
+    model = Decoder(plan).to(device)
+    kernels = model.use_attention(device, compute_dtype(device), attention)
+    config = OptimizerConfig()
+    optimizer = make_optimizer(model, config)
+    forward = torch.compile(model, fullgraph=True, dynamic=False) if compile else model
+
+    def step(tokens: Tensor, labels: Tensor) -> Tensor:
+        with autocast(device):
+            loss = forward(tokens, labels).loss
+        loss.backward()
+        guarded_update(optimizer, config.lr, loss.detach(), config.clip)
+        optimizer.zero_grad(set_to_none=True)
+        return loss.detach()  # type: ignore[no-any-return]
+
+    return step, kernels
+
+
+def nanogpt_step(folder: Path, plan: Plan, device: torch.device, *, compile: bool) -> Step:
+    """nanoGPT's model and optimizer step, as its train.py does them, from a checkout of karpathy/nanoGPT."""
+    source = folder / "model.py"
+    if not source.is_file():
+        raise RunError(f"{source}: not found; --nanogpt takes a checkout of karpathy/nanoGPT")
+    if len(set(plan.heads)) > 1:
+        raise InputError("plan", plan.heads, "nanoGPT takes one head count for all layers")
+    spec = importlib.util.spec_from_file_location("nanogpt_model", source)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["nanogpt_model"] = module
+    spec.loader.exec_module(module)
+    config = module.GPTConfig(
+        block_size=plan.context,
+        vocab_size=plan.vocabulary,
+        n_layer=len(plan.layers),
+        n_head=plan.heads[0],
+        n_embd=plan.width,
+        dropout=0.0,
+        bias=False,
+    )
+    model = module.GPT(config).to(device)
+    optimizer = model.configure_optimizers(0.1, 6e-4, (0.9, 0.95), device.type)
+    forward = torch.compile(model) if compile else model
+
+    def step(tokens: Tensor, labels: Tensor) -> Tensor:
+        with autocast(device):
+            _, loss = forward(tokens, labels)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return loss.detach()  # type: ignore[no-any-return]
+
+    return step
+
+
+def measure(
+    name: str, step: Step, plan: Plan, device: torch.device, *, batch: int, steps: int, warmup: int,
+    attention: list[str] | None = None,
+) -> StepResult:  # fmt: skip
+    """Time `steps` steps on fresh random tokens after `warmup` untimed ones (CUDA events on a GPU)."""
+    batches = _random_batches(plan, device, batch)
+    begin = time.perf_counter()
+    loss = step(*next(batches))
+    _wait(device)
+    compile_seconds = time.perf_counter() - begin
+    for _ in range(warmup):
+        loss = step(*next(batches))
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    times = []
+    for _ in range(steps):
+        tokens, labels = next(batches)
+        _wait(device)
+        if device.type == "cuda":
+            start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()  # type: ignore[no-untyped-call]
+            loss = step(tokens, labels)
+            stop.record()  # type: ignore[no-untyped-call]
+            _wait(device)
+            times.append(start.elapsed_time(stop))  # type: ignore[no-untyped-call]
+        else:
+            start_time = time.perf_counter()
+            loss = step(tokens, labels)
+            times.append(1e3 * (time.perf_counter() - start_time))
+    low, median, high = statistics.quantiles(times, n=4)
+    rate = batch * plan.context / median * 1e3
+    peak = peak_flops(device)
+    return StepResult(
+        name=name,
+        milliseconds=median,
+        spread=high - low,
+        tokens_per_second=rate,
+        peak_gib=torch.cuda.max_memory_allocated(device) / 2**30 if device.type == "cuda" else None,
+        mfu=None if peak is None else rate * plan.cost.training.full / peak,
+        attention=attention,
+        steps=steps,
+        compile_seconds=compile_seconds,
+        last_loss=float(loss),
+    )
+
+
+def report(results: list[StepResult], device: torch.device, settings: dict[str, Any]) -> dict[str, Any]:
+    """Everything measured, ready for JSON."""
+    return {
+        "device": describe_device(device),
+        "torch": torch.__version__,
+        "settings": settings,
+        "results": [asdict(result) for result in results],
+    }
+
+
+def _random_batches(plan: Plan, device: torch.device, batch: int) -> Iterator[tuple[Tensor, Tensor]]:
+    generator = torch.Generator(device).manual_seed(0)
+    while True:
+        window = torch.randint(plan.vocabulary, (batch, plan.context + 1), device=device, generator=generator)
+        yield window[:, :-1].contiguous(), window[:, 1:].contiguous()
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

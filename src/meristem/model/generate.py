@@ -1,0 +1,116 @@
+"""Text generation with the cache: greedy or sampled, many prompts at once, token by token."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from meristem.errors import InputError
+from meristem.model.cache import KVCache
+from meristem.model.decoder import Decoder
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How the next token is drawn: temperature 0 is greedy; top_k and top_p cut the tail."""
+
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.temperature < 0:
+            raise InputError("temperature", self.temperature, "must be 0 (greedy) or above")
+        if self.top_k is not None and self.top_k < 1:
+            raise InputError("top_k", self.top_k, "must be at least 1")
+        if self.top_p is not None and not 0 < self.top_p <= 1:
+            raise InputError("top_p", self.top_p, "must be above 0 and at most 1")
+
+
+def next_probabilities(logits: Tensor, sampling: Sampling) -> Tensor:
+    """Probabilities (B, V) of the next token from logits (B, V), after temperature, top-k and top-p."""
+    logits = logits.float()
+    if sampling.temperature == 0:
+        return torch.zeros_like(logits).scatter_(-1, logits.argmax(-1, keepdim=True), 1.0)
+    ordered, order = (logits / sampling.temperature).sort(dim=-1, descending=True)
+    probabilities = ordered.softmax(-1)
+    if sampling.top_k is not None:
+        probabilities[:, sampling.top_k :] = 0
+    if sampling.top_p is not None:
+        before = probabilities.cumsum(-1) - probabilities  # mass of the likelier tokens
+        probabilities = probabilities * (before < sampling.top_p * probabilities.sum(-1, keepdim=True))
+    probabilities = torch.zeros_like(probabilities).scatter_(-1, order, probabilities)
+    return probabilities / probabilities.sum(-1, keepdim=True)
+
+
+@torch.no_grad()
+def stream(
+    model: Decoder,
+    prompts: Sequence[Sequence[int]],
+    *,
+    max_tokens: int,
+    sampling: Sampling = Sampling(),  # noqa: B008  (immutable)
+    end_of_text: int | None = None,
+    vocabulary: int | None = None,
+) -> Iterator[list[int | None]]:
+    """Yield, for each new position, the next token of every prompt; None for prompts that have ended.
+
+    `vocabulary` is the number of ids that mean something: the padding ids above it are never drawn.
+    """
+    capacity = _check(model, prompts, max_tokens)
+    device = model.embedding.weight.device
+    longest = max(map(len, prompts))
+    padding = torch.tensor([longest - len(p) for p in prompts], device=device)
+    rows = [[0] * (longest - len(p)) + list(p) for p in prompts]
+    tokens = torch.tensor(rows, device=device)
+    ragged = padding if bool(padding.any()) else None
+    dtype = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else model.embedding.weight.dtype
+    cache = KVCache(model.plan, len(prompts), capacity, device, dtype)
+    generator = torch.Generator(device).manual_seed(sampling.seed)
+    ended = [False] * len(prompts)
+    for _ in range(max_tokens):
+        logits = model.logits(model.hidden(tokens, cache, ragged)[:, -1])
+        if vocabulary is not None:
+            logits = logits[:, :vocabulary]
+        tokens = torch.multinomial(next_probabilities(logits, sampling), 1, generator=generator)
+        chosen = [int(t) for t in tokens[:, 0].tolist()]
+        ended = [e or t == end_of_text for e, t in zip(ended, chosen, strict=True)]
+        if all(ended):
+            return
+        yield [None if e else t for e, t in zip(ended, chosen, strict=True)]
+
+
+def generate(
+    model: Decoder,
+    prompts: Sequence[Sequence[int]],
+    *,
+    max_tokens: int,
+    sampling: Sampling = Sampling(),  # noqa: B008  (immutable)
+    end_of_text: int | None = None,
+    vocabulary: int | None = None,
+) -> list[list[int]]:
+    """The continuation of every prompt, without the prompt and without the end-of-text token."""
+    continuations: list[list[int]] = [[] for _ in prompts]
+    for step in stream(
+        model, prompts, max_tokens=max_tokens, sampling=sampling, end_of_text=end_of_text, vocabulary=vocabulary
+    ):
+        for continuation, token in zip(continuations, step, strict=True):
+            if token is not None:
+                continuation.append(token)
+    return continuations
+
+
+def _check(model: Decoder, prompts: Sequence[Sequence[int]], max_tokens: int) -> int:
+    """The cache capacity needed, or an error that says what is wrong with the request."""
+    if max_tokens < 1:
+        raise InputError("max_tokens", max_tokens, "must be at least 1")
+    if not prompts or not all(prompts):
+        raise InputError("prompts", prompts, "must be one or more prompts of at least one token")
+    longest, context = max(map(len, prompts)), model.plan.context
+    if longest + max_tokens > context + 1:  # the last token drawn is not fed back
+        raise InputError("max_tokens", max_tokens, f"must be at most {context + 1 - longest}: context {context}, prompt {longest}")
+    return longest + max_tokens - 1

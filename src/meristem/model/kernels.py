@@ -1,0 +1,61 @@
+"""Which attention kernel runs: chosen explicitly, layer by layer, and reported."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
+
+from meristem.errors import InputError
+from meristem.plan import LayerPlan
+
+BACKENDS = {
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
+    "math": SDPBackend.MATH,
+}
+
+
+def choose_backends(
+    layers: Sequence[LayerPlan], device: torch.device, dtype: torch.dtype, wanted: str = "auto"
+) -> list[str]:
+    """The backend of each layer: the first of the preferred ones that runs its head dim forward and backward.
+
+    `wanted` names one backend for all layers, or "auto": cuDNN first on Hopper and later, where it is the fastest,
+    flash first elsewhere.
+    """
+    if wanted not in ("auto", *BACKENDS):
+        raise InputError("attention", wanted, f"must be auto or one of {', '.join(BACKENDS)}")
+    if wanted != "auto":
+        order = [wanted]
+    elif device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 9:
+        order = ["cudnn", "flash", "efficient", "math"]
+    else:
+        order = ["flash", "efficient", "math"]
+    chosen = []
+    for layer in layers:
+        grouped = layer.heads != layer.kv_heads
+        name = next((b for b in order if _runs(b, layer.head_dim, grouped, device, dtype)), None)
+        if name is None:
+            raise InputError(
+                "attention", wanted, f"cannot run head dim {layer.head_dim} in {dtype} on {device.type} here; use auto"
+            )
+        chosen.append(name)
+    return chosen
+
+
+@cache
+def _runs(backend: str, head_dim: int, grouped: bool, device: torch.device, dtype: torch.dtype) -> bool:
+    """Try it: the published limits of the kernels change between versions, the kernels themselves do not lie."""
+    query = torch.randn(1, 2, 128, head_dim, device=device, dtype=dtype, requires_grad=True)
+    key = torch.randn(1, 1 if grouped else 2, 128, head_dim, device=device, dtype=dtype, requires_grad=True)
+    try:
+        with sdpa_kernel(BACKENDS[backend]):
+            scaled_dot_product_attention(query, key, key, is_causal=True, enable_gqa=grouped).sum().backward()
+    except RuntimeError:
+        return False
+    return True

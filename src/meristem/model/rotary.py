@@ -1,0 +1,42 @@
+"""Rotary positions, with one table per distinct head dim however many layers use it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+THETA = 10_000.0
+
+RotaryPair = tuple[Tensor, Tensor]  # cosines and sines, each (T, 1, dim / 2) or (B, T, 1, dim / 2), float32
+
+
+def rotary_table(dim: int, length: int, theta: float = THETA) -> RotaryPair:
+    """Cosines and sines of the angles t * theta^(-2 i / dim), each of shape (length, 1, dim / 2)."""
+    frequencies = theta ** (-torch.arange(0, dim, 2, dtype=torch.float64) / dim)
+    angles = torch.arange(length, dtype=torch.float64)[:, None, None] * frequencies
+    return angles.cos().float(), angles.sin().float()
+
+
+def rotate(x: Tensor, pair: RotaryPair) -> Tensor:
+    """Turn coordinate i against i + dim / 2 by the angle of each position; x is (B, T, heads, dim)."""
+    cos, sin = pair
+    first, second = x.float().chunk(2, dim=-1) if x.dtype != torch.float64 else x.chunk(2, dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
+
+
+class RotaryTables(nn.Module):
+    """The tables of a model: a buffer pair for each distinct head dim, shared by all layers of that dim."""
+
+    def __init__(self, dims: Iterable[int], length: int) -> None:
+        super().__init__()
+        for dim in sorted(set(dims)):
+            cos, sin = rotary_table(dim, length)
+            self.register_buffer(f"cos_{dim}", cos, persistent=False)
+            self.register_buffer(f"sin_{dim}", sin, persistent=False)
+
+    def pair(self, dim: int, positions: slice | Tensor) -> RotaryPair:
+        """Rows of the table of one head dim: a range shared by the batch, or positions (B, T) of their own."""
+        cos, sin = getattr(self, f"cos_{dim}"), getattr(self, f"sin_{dim}")
+        return cos[positions], sin[positions]

@@ -1,0 +1,1 @@
+"""Pictures of a plan and of a run, drawn as SVG without a plotting library."""

@@ -1,0 +1,53 @@
+"""What the hardware is, and how to compute on it."""
+
+from __future__ import annotations
+
+import platform
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+
+from meristem.errors import InputError
+
+# Dense bf16 FLOP/s from the vendors' data sheets, by a part of the device's name; the longest match counts.
+PEAK_FLOPS = {
+    "H200": 989e12, "H100 PCIe": 756e12, "H100": 989e12, "H800": 989e12, "GH200": 989e12, "B200": 2250e12,
+    "A100": 312e12, "A800": 312e12, "A10G": 70e12, "A10": 125e12, "A40": 150e12, "L40S": 362e12, "L40": 181e12,
+    "L4": 121e12, "RTX 5090": 210e12, "RTX 4090": 165e12, "RTX 4080": 97e12, "RTX 3090": 71e12,
+}  # fmt: skip
+
+
+def choose_device(name: str) -> torch.device:
+    """The device for "auto", "cpu", "cuda" or "cuda:1"."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    kind, _, index = name.partition(":")
+    if kind not in ("cpu", "cuda") or (index and not index.isdigit()):
+        raise InputError("device", name, "must be auto, cpu, cuda or cuda:N")
+    if kind == "cuda" and int(index or 0) >= torch.cuda.device_count():
+        raise InputError("device", name, f"is not there; torch sees {torch.cuda.device_count()} CUDA devices")
+    return torch.device(name)
+
+
+def compute_dtype(device: torch.device) -> torch.dtype:
+    """bf16 on a GPU, float32 on a CPU."""
+    return torch.bfloat16 if device.type == "cuda" else torch.float32
+
+
+def autocast(device: torch.device) -> AbstractContextManager[Any]:
+    """Mixed precision where it pays: bf16 products on a GPU, nothing on a CPU."""
+    return torch.autocast(device.type, torch.bfloat16) if device.type == "cuda" else nullcontext()
+
+
+def describe_device(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{platform.processor() or platform.machine()} CPU, {torch.get_num_threads()} threads"
+
+
+def peak_flops(device: torch.device) -> float | None:
+    """Dense bf16 FLOP/s of a known GPU, None for others."""
+    name = describe_device(device)
+    known = [key for key in PEAK_FLOPS if device.type == "cuda" and key in name]
+    return PEAK_FLOPS[max(known, key=len)] if known else None
