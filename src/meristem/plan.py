@@ -3,8 +3,8 @@
 Model building, counting, caches, resume and evaluation read the plan and nothing else. All formulas hold for
 any mix of layers; in particular heads times head dim need not equal the width.
 
-Shapes and symbols: d width, f feed-forward size, V vocabulary, T context; per layer h heads of dim e, k key/value
-heads, and loops (extra attention passes over some of the heads). One multiply-add counts as two FLOPs.
+Shapes and symbols: d width, f feed-forward size, V vocabulary, T context; per layer h heads of dim e, k
+key/value heads, and loops (extra attention passes over some of the heads). One multiply-add is two FLOPs.
 """
 
 from __future__ import annotations
@@ -50,12 +50,18 @@ class LayerPlan:
         _at_least("heads", self.heads, 1)
         _at_least("head_dim", self.head_dim, 2)
         if self.head_dim % 2:
-            raise InputError("head_dim", self.head_dim, "must be even, rotary positions turn pairs of coordinates")
-        if self.kv_heads < 1 or self.heads % self.kv_heads:
-            raise InputError("kv_heads", self.kv_heads, f"must be one of {divisors(self.heads)}, to divide the heads")
+            raise InputError(
+                "head_dim", self.head_dim, "must be even, rotary positions turn pairs of coordinates"
+            )
+        _at_least("kv_heads", self.kv_heads, 1)
+        if self.heads % self.kv_heads:
+            raise InputError(
+                "kv_heads", self.kv_heads, f"must be one of {divisors(self.heads)}, to divide the heads"
+            )
         if self.loop is not None:
             chosen = self.loop.heads
-            if not chosen or len(set(chosen)) != len(chosen) or not all(0 <= h < self.heads for h in chosen):
+            in_range = all(type(h) is int and 0 <= h < self.heads for h in chosen)
+            if not chosen or len(set(chosen)) != len(chosen) or not in_range:
                 raise InputError("loop.heads", chosen, f"must be distinct heads out of 0..{self.heads - 1}")
             _at_least("loop.passes", self.loop.passes, 1)
 
@@ -70,7 +76,7 @@ class LayerPlan:
 
 @dataclass(frozen=True)
 class Flops:
-    """Per token: `full` counts the whole T x T square, `causal` only the keys a position may see (averaged)."""
+    """Per token: `full` counts the whole T x T square, `causal` the keys a position may see (averaged)."""
 
     full: int = 0
     causal: int = 0
@@ -138,7 +144,7 @@ class Plan:
         if not self.layers:
             raise InputError("layers", 0, "must be at least 1")
 
-    # --- builders ---------------------------------------------------------------------------------------------
+    # --- builders -------------------------------------------------------------------------------------------
 
     @classmethod
     def from_heads(
@@ -154,8 +160,8 @@ class Plan:
     ) -> Plan:
         """A plan whose layers split the width evenly among the given head counts.
 
-        `kv_group` query heads share one key/value head, the same number in every layer, which keeps all shapes
-        equal. `multi_query` forces one key/value head per layer, which does not.
+        `kv_group` query heads share one key/value head, the same number in every layer, which keeps all
+        shapes equal. `multi_query` forces one key/value head per layer, which does not.
         """
         _at_least("width", width, 1)
         if not heads:
@@ -173,10 +179,13 @@ class Plan:
             for h in heads:
                 if h % kv_group:
                     allowed = [g for g in divisors(min(heads)) if all(x % g == 0 for x in heads)]
-                    raise InputError("kv_group", kv_group, f"must divide every head count {list(heads)}: one of {allowed}")
+                    raise InputError(
+                        "kv_group", kv_group, f"must divide every head count {list(heads)}: one of {allowed}"
+                    )
             kv_heads = [h // kv_group for h in heads]
         layers = tuple(LayerPlan(h, width // h, k) for h, k in zip(heads, kv_heads, strict=True))
-        return cls(width, vocabulary, context, feed_forward or default_feed_forward(width), layers)
+        size = default_feed_forward(width) if feed_forward is None else feed_forward
+        return cls(width, vocabulary, context, size, layers)
 
     @classmethod
     def scheduled(
@@ -192,7 +201,9 @@ class Plan:
         **shape: Any,
     ) -> Plan:
         """A plan from a named schedule; see `meristem.schedules.head_schedule`."""
-        counts = head_schedule(schedule, layers=layers, width=width, heads=heads, dims=dims, ramp=ramp, seed=seed)
+        counts = head_schedule(
+            schedule, layers=layers, width=width, heads=heads, dims=dims, ramp=ramp, seed=seed
+        )
         return cls.from_heads(counts, width=width, **shape)
 
     @classmethod
@@ -205,7 +216,7 @@ class Plan:
         """Few wide heads in early layers, `heads` narrow ones in the rest."""
         return cls.scheduled("prism", layers=layers, width=width, heads=heads, **shape)
 
-    # --- views ------------------------------------------------------------------------------------------------
+    # --- views ----------------------------------------------------------------------------------------------
 
     @property
     def heads(self) -> tuple[int, ...]:
@@ -225,7 +236,7 @@ class Plan:
             raise InputError("layer", index, f"must be in 0..{len(self.layers) - 1}")
         return replace(self, layers=(*self.layers[:index], layer, *self.layers[index + 1 :]))
 
-    # --- costs ------------------------------------------------------------------------------------------------
+    # --- costs ----------------------------------------------------------------------------------------------
 
     def layer_cost(self, layer: LayerPlan) -> Cost:
         """Cost of one layer at this plan's width, feed-forward size and context."""
@@ -235,8 +246,8 @@ class Plan:
         feed_forward_matrices = 3 * d * f
         forward = _products(attention_matrices + feed_forward_matrices) + _attention(q, t)
         softmax, kv_values = layer.heads * t * t, 2 * kv
-        # Saved for backward in bf16, with the residual stream in float32: two residuals, two normed inputs, q k v,
-        # attention output with its log-sum-exp, gate and up, and their product.
+        # Saved for backward in bf16, with the residual stream in float32: two residuals, two normed inputs,
+        # q k v, attention output with its log-sum-exp, gate and up, and their product.
         activations = 2 * (4 * d + 2 * d) + 2 * (q + 2 * kv) + 2 * q + 4 * layer.heads + 6 * f
         if layer.loop is not None:
             m, passes = len(layer.loop.heads) * layer.head_dim, layer.loop.passes
@@ -244,7 +255,9 @@ class Plan:
             softmax += len(layer.loop.heads) * t * t * passes
             kv_values += 2 * m * passes
             activations += (4 * d + 2 * d + 2 * 4 * m + 4 * len(layer.loop.heads)) * passes
-        return Cost(attention_matrices + feed_forward_matrices + 2 * d, forward, softmax, 2 * kv_values, activations)
+        return Cost(
+            attention_matrices + feed_forward_matrices + 2 * d, forward, softmax, 2 * kv_values, activations
+        )
 
     @property
     def outer_cost(self) -> Cost:
@@ -275,6 +288,7 @@ class Plan:
 
     def warnings(self, tensor_parallel: int = 1) -> list[str]:
         """What will be slow or impossible somewhere, each with its reason."""
+        _at_least("tensor_parallel", tensor_parallel, 1)
         found: list[str] = []
         for dim, where in _positions(self.head_dims).items():
             if dim > FLASH_LIMIT:
@@ -283,24 +297,28 @@ class Plan:
                     "a several times slower kernel is used"
                 )
             if dim % 8:
-                found.append(f"{where}: head dim {dim} is not a multiple of 8; fused attention kernels pad or refuse it")
+                found.append(
+                    f"{where}: head dim {dim} is not a multiple of 8; fused kernels pad or refuse it"
+                )
             if dim == 96:
-                found.append(f"{where}: head dim 96 cannot be served by FlashInfer (it takes {FLASHINFER_DIMS})")
+                found.append(
+                    f"{where}: head dim 96 cannot be served by FlashInfer (it takes {FLASHINFER_DIMS})"
+                )
         bad = [h for h in sorted(set(self.heads + self.kv_heads)) if h % tensor_parallel]
         if bad:
             found.append(f"tensor-parallel size {tensor_parallel} does not divide the head counts {bad}")
         if is_prism_like(self.heads) and all(layer.query_width == self.width for layer in self.layers):
             for count, length in short_phases(self.heads):
-                found.append(f"the phase of {count} heads lasts {length} layer; Prism keeps each count for at least 2")
+                found.append(f"the phase of {count} heads lasts {length} layer; Prism keeps at least 2")
         ratios = {layer.heads // layer.kv_heads for layer in self.layers}
         if len(ratios) > 1:
             found.append(
-                f"query heads per key/value head differ between layers ({sorted(ratios)}): parameters and cache "
-                "are not those of the uniform plan"
+                f"query heads per key/value head differ between layers ({sorted(ratios)}): parameters and "
+                "cache are not those of the uniform plan"
             )
         return found
 
-    # --- exchange ---------------------------------------------------------------------------------------------
+    # --- exchange -------------------------------------------------------------------------------------------
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -331,7 +349,7 @@ class Plan:
         """Read a plan file."""
         try:
             return cls.from_json(Path(path).read_text(encoding="utf-8"))
-        except json.JSONDecodeError as error:
+        except (json.JSONDecodeError, UnicodeDecodeError) as error:
             raise RunError(f"{path}: not a JSON file ({error})") from error
         except OSError as error:
             raise RunError(f"{path}: cannot be read ({error.strerror})") from error
@@ -365,10 +383,12 @@ class Plan:
         cost = self.cost
         lines += [
             "(each line is one layer's cost, for the layers named)",
-            f"width {self.width}, vocabulary {self.vocabulary}, context {self.context}, feed-forward {self.feed_forward}",
-            f"parameters {cost.parameters:,} in all; forward {cost.forward.causal / 1e6:,.1f} MFLOP/token causal, "
-            f"{cost.forward.full / 1e6:,.1f} full square; training three times that",
-            f"softmax elements {cost.softmax_elements:,} per sequence; KV cache {cost.kv_bytes_per_token:,} bytes/token",
+            f"width {self.width}, vocabulary {self.vocabulary}, context {self.context}, "
+            f"feed-forward {self.feed_forward}",
+            f"parameters {cost.parameters:,} in all; forward {cost.forward.causal / 1e6:,.1f} MFLOP/token "
+            f"causal, {cost.forward.full / 1e6:,.1f} full square; training three times that",
+            f"softmax elements {cost.softmax_elements:,} per sequence; "
+            f"KV cache {cost.kv_bytes_per_token:,} bytes/token",
             f"plan {self.digest[:12]}",
         ]
         return "\n".join(lines)
@@ -417,7 +437,7 @@ def _layer_from_dict(name: str, data: Any) -> LayerPlan:
             raise InputError(f"{name}.loop", loop, "must be an object or null")
         _check_fields(f"{name}.loop", loop, ("passes",), ("heads",))
         heads = loop["heads"]
-        if not isinstance(heads, list) or not all(isinstance(h, int) for h in heads):
+        if not isinstance(heads, list):
             raise InputError(f"{name}.loop.heads", heads, "must be a list of integers")
         loop = Loop(tuple(heads), loop["passes"])
     return LayerPlan(data["heads"], data["head_dim"], data["kv_heads"], loop)

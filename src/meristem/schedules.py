@@ -1,7 +1,8 @@
 """Head counts over depth: the Prism families, their controls, and the rules they must keep.
 
-A schedule is a tuple of head counts, one per layer. Prism schedules rise from few wide heads to the base count over
-a short ramp at the front; the ladder of allowed counts comes from the head dims that attention kernels like.
+A schedule is a tuple of head counts, one per layer. Prism schedules rise from few wide heads to the base
+count over a short ramp at the front; the ladder of allowed counts comes from the head dims that attention
+kernels like.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence
-from itertools import groupby
+from itertools import groupby, pairwise
 
 from meristem.errors import InputError
 
@@ -33,9 +34,9 @@ def head_schedule(
 ) -> tuple[int, ...]:
     """Head counts over `layers` layers for a named schedule with base count `heads`.
 
-    `reverse`, `bump` and `shuffle` rearrange the `prism` schedule, so that they match it in heads, kernels and
-    cost; `seed` chooses the shuffle. `dims` are the allowed head dims besides the base's own, `ramp` the number of
-    layers before the base count is reached.
+    `reverse`, `bump` and `shuffle` rearrange the `prism` schedule, so that they match it in heads, kernels
+    and cost; `seed` chooses the shuffle. `dims` are the allowed head dims besides the base's own, `ramp` the
+    number of layers before the base count is reached.
     """
     if name not in SCHEDULES:
         raise InputError("schedule", name, f"must be one of {', '.join(SCHEDULES)}")
@@ -52,12 +53,16 @@ def head_schedule(
     steps = ladder(width, heads, dims)
     length = default_ramp(layers) if ramp is None else ramp
     if not 0 <= length <= layers // 2:
-        raise InputError("ramp", length, f"must be in 0..{layers // 2}: at least half of the {layers} layers keep the base")
+        raise InputError(
+            "ramp", length, f"must be in 0..{layers // 2}: half of the {layers} layers keep the base"
+        )
     if len(steps) < 2:
         raise InputError(
-            "heads", heads, f"leaves no wider head at width {width}: of the head dims {sorted(dims)} none is wider "
-            f"than {width // heads} and divides the width; use more heads or other dims"
-        )  # fmt: skip
+            "heads",
+            heads,
+            f"leaves no wider head at width {width}: of the head dims {sorted(dims)} none is wider than "
+            f"{width // heads} and divides the width; use more heads or other dims",
+        )
     if name in FAMILIES:
         return _staircase(steps, layers, length) if name == "prism" else _snapped(name, steps, layers, length)
     prism = _staircase(steps, layers, length)
@@ -78,12 +83,14 @@ def ladder(width: int, heads: int, dims: Sequence[int] = PREFERRED_DIMS) -> tupl
     """Allowed head counts in rising order, ending with the base count `heads`."""
     for dim in dims:
         if dim > MAX_DIM or dim < 8 or dim % 8:
-            raise InputError("dims", dim, f"must be multiples of 8 from 8 to {MAX_DIM}, where fused attention kernels stop")
-    return tuple(sorted({width // dim for dim in dims if width % dim == 0 and width // dim < heads} | {heads}))
+            raise InputError("dims", dim, f"must be multiples of 8 up to {MAX_DIM}, where fused kernels stop")
+    return tuple(
+        sorted({width // dim for dim in dims if width % dim == 0 and width // dim < heads} | {heads})
+    )
 
 
 def check_prism(schedule: Sequence[int], width: int, *, strict: bool = True) -> None:
-    """Raise unless the schedule divides the width, never falls, and (if strict) keeps the base for half the layers."""
+    """Raise unless the counts divide the width, never fall, and (if strict) half the layers keep the base."""
     if not schedule:
         raise InputError("layers", 0, "must be at least 1")
     for layer, h in enumerate(schedule):
@@ -92,17 +99,25 @@ def check_prism(schedule: Sequence[int], width: int, *, strict: bool = True) -> 
             raise InputError(f"heads[{layer}]", h, f"must divide width {width}: one of {allowed}")
         dim = width // h
         if dim % 2 or dim > MAX_DIM:
-            raise InputError(f"heads[{layer}]", h, f"gives head dim {dim}, which must be even and at most {MAX_DIM}")
+            raise InputError(
+                f"heads[{layer}]", h, f"gives head dim {dim}, which must be even and at most {MAX_DIM}"
+            )
         if layer and h < schedule[layer - 1]:
-            raise InputError(f"heads[{layer}]", h, f"must not fall below the layer before: at least {schedule[layer - 1]}")
+            raise InputError(
+                f"heads[{layer}]", h, f"must not fall: at least {schedule[layer - 1]}, as before it"
+            )
     base = sum(h == schedule[-1] for h in schedule)
     if strict and 2 * base < len(schedule):
-        raise InputError("heads", tuple(schedule), f"keeps the base count for {base} of {len(schedule)} layers; half are needed")
+        raise InputError(
+            "heads",
+            tuple(schedule),
+            f"keeps the base count for {base} of {len(schedule)} layers; half are needed",
+        )
 
 
 def is_prism_like(schedule: Sequence[int]) -> bool:
     """Rising somewhere and falling nowhere."""
-    return schedule[0] < schedule[-1] and all(a <= b for a, b in zip(schedule, schedule[1:], strict=False))
+    return schedule[0] < schedule[-1] and all(a <= b for a, b in pairwise(schedule))
 
 
 def short_phases(schedule: Sequence[int]) -> list[tuple[int, int]]:

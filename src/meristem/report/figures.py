@@ -42,6 +42,7 @@ BOXES_LEFT, BOXES_TOP, BOXES_WIDTH = 72, 94, 400
 NARROW, WIDE = "#d3e5f4", "#12497b"
 NARROW_DIM, WIDE_DIM = 16, 256  # a fixed range of shades, so that pictures of different plans compare
 DISTANCE_WIDTH = 240
+HEADS, KEYS, LOOPS = f"heads {TIMES} dim", "kv heads", f"looped {TIMES} passes"  # names of columns
 
 PLOT_LEFT, PLOT_WIDTH, PLOT_HEIGHT, LABEL_WIDTH = 76, 700, 300, 124
 SHOWN_POINTS = 1000
@@ -85,10 +86,10 @@ def structure_svg(plan: Plan, distances: Sequence[float] | None = None, title: s
     if distances is not None:
         parts += _distance_panel(plan, distances, right, row)
         right += DISTANCE_WIDTH
-    legend = _legend(plan, bottom + 56)
+    legend = _legend(plan, bottom + 58)
     facts = f"{count} layers, width {plan.width}, {_rounded(plan.parameters)} parameters"
     width = right + MARGIN
-    height = bottom + 40 + (24 if legend else 0)
+    height = bottom + (82 if legend else 48)
     return document(
         width, height, title or facts, [*_heading(title or "Structure", facts, width), *parts, *legend]
     )
@@ -97,8 +98,8 @@ def structure_svg(plan: Plan, distances: Sequence[float] | None = None, title: s
 def loss_svg(train: Curve, held_out: Curve, title: str = "", tokens_per_step: int | None = None) -> str:
     """Training loss, raw and smoothed, and held-out loss over the steps; values that are not finite are gaps.
 
-    The losses of the first steps would flatten everything after them, so the scale follows the later ones; the
-    subtitle then says how high the curve went. `tokens_per_step` adds a second axis in tokens.
+    The losses of the first steps would flatten everything after them, so the scale follows the later ones and
+    the subtitle says how high the curve went. `tokens_per_step` adds a second axis in tokens.
     """
     name, top = title or "Loss", 108 if tokens_per_step else 80
     width, height = PLOT_LEFT + PLOT_WIDTH + LABEL_WIDTH, top + PLOT_HEIGHT + 60
@@ -108,14 +109,15 @@ def loss_svg(train: Curve, held_out: Curve, title: str = "", tokens_per_step: in
         empty = text(middle, "no losses yet", size=14, colour=MUTED, anchor="middle")
         return document(width, height, name, [*_heading(name, "", width), empty])
 
-    last_step = max(step for step, _ in points)
-    smooth = _smoothed(train)
-    low, high = _loss_range(train, [*smooth, *held_out], OPENING * last_step)
+    last_step = max(step for step, _ in [*train, *held_out])
+    shown = _thinned(train)
+    smooth = _smoothed(shown)
+    low, high = _loss_range(shown, [*smooth, *held_out])
     frame = _Frame(PLOT_LEFT, top, PLOT_WIDTH, PLOT_HEIGHT, max(last_step, 1), low, high)
 
     curves = [
-        polyline(frame.place(_thinned(train)), BLUE, 1, opacity=0.3),
-        polyline(frame.place(_thinned(smooth)), BLUE, 2),
+        polyline(frame.place(shown), BLUE, 1, opacity=0.3),
+        polyline(frame.place(smooth), BLUE, 2),
         polyline(frame.place(held_out), ORANGE, 2),
     ]
     curves += [dot(at, 3.5, BLUE) for at in frame.place(_finite(smooth)[-1:])]
@@ -192,11 +194,11 @@ def _width_ruler(width: int, bottom: float, scale: float) -> list[str]:
 
 def _columns(plan: Plan) -> tuple[dict[str, float], float]:
     """Where the columns of numbers begin, only those that say something, and where they end."""
-    widths = {f"heads {TIMES} dim": 82}
+    widths = {HEADS: 82}
     if plan.kv_heads != plan.heads:
-        widths["kv heads"] = 62
+        widths[KEYS] = 62
     if any(layer.loop for layer in plan.layers):
-        widths[f"looped {TIMES} passes"] = 106
+        widths[LOOPS] = 106
     x: float = BOXES_LEFT + BOXES_WIDTH + 28
     columns: dict[str, float] = {}
     for name, width in widths.items():
@@ -208,14 +210,14 @@ def _run_label(
     layer: LayerPlan, columns: dict[str, float], y: float, height: float, size: float
 ) -> list[str]:
     """The numbers of a run of equal layers, once, behind a bracket along the run."""
-    cells = {f"heads {TIMES} dim": f"{layer.heads} {TIMES} {layer.head_dim}", "kv heads": f"{layer.kv_heads}"}
+    cells = {HEADS: f"{layer.heads} {TIMES} {layer.head_dim}", KEYS: f"{layer.kv_heads}"}
     if layer.loop is not None:
-        cells[f"looped {TIMES} passes"] = f"{len(layer.loop.heads)} {TIMES} {layer.loop.passes}"
+        cells[LOOPS] = f"{len(layer.loop.heads)} {TIMES} {layer.loop.passes}"
     x = BOXES_LEFT + BOXES_WIDTH + 16
     return [
         line((x, y + 2), (x, y + height - 2), MUTED, 1.5),
         *(
-            text((at, y + height / 2), cells[name], size=size, colour=ORANGE if "passes" in name else INK)
+            text((at, y + height / 2), cells[name], size=size, colour=ORANGE if name == LOOPS else INK)
             for name, at in columns.items()
             if name in cells
         ),
@@ -227,26 +229,18 @@ def _distance_panel(plan: Plan, distances: Sequence[float], x: float, row: float
     bottom = BOXES_TOP + row * len(distances)
     queries = range(plan.context // 2 + 1, plan.context + 1)  # the second half, as the distance is measured
     even = sum(t - 1 for t in queries) / (2 * len(queries))
-    high = 1.08 * max([even, *(value for value in distances if math.isfinite(value))])
+    high = 1.08 * max([1.0, even, *(value for value in distances if math.isfinite(value))])
 
     def at(tokens: float) -> float:
-        return x + tokens / max(high, 1.0) * DISTANCE_WIDTH
+        return x + tokens / high * DISTANCE_WIDTH
 
     parts = [_caption(x, "mean attention distance (tokens)")]
-    for tick in nice_ticks(0, max(high, 1.0), 4):
+    for tick in nice_ticks(0, high, 4):
         parts.append(line((at(tick), BOXES_TOP), (at(tick), bottom)))
         parts.append(text((at(tick), bottom + 14), f"{tick:g}", size=11, colour=MUTED, anchor="middle"))
     parts.append(line((at(even), BOXES_TOP), (at(even), bottom), MUTED, dash="4 3"))
-    side = "end" if at(even) > x + 0.7 * DISTANCE_WIDTH else "middle"
-    parts.append(
-        text(
-            (at(even) + (20 if side == "end" else 0), bottom + 30),
-            f"dashed: even attention, {even:g}",
-            size=11,
-            colour=MUTED,
-            anchor=side,
-        )
-    )
+    note = f"dashed: even attention, {even:g}"
+    parts.append(text((x + DISTANCE_WIDTH + 10, bottom + 30), note, size=11, colour=MUTED, anchor="end"))
     points = [(at(value), BOXES_TOP + (i + 0.5) * row) for i, value in enumerate(distances)]
     parts.append(polyline(points, PURPLE, 1.5, opacity=0.5))
     parts += [dot(point, min(4.5, 0.28 * row), PURPLE) for point in points if math.isfinite(point[0])]
@@ -309,7 +303,7 @@ def _loss_axes(frame: _Frame, tokens_per_step: int | None) -> list[str]:
         y = frame.y(tick)
         parts.append(line((frame.left, y), (frame.right, y)))
         parts.append(text((frame.left - 10, y), label, colour=MUTED, anchor="end"))
-    for tick in nice_ticks(0, frame.last_step, 6):
+    for tick in filter(float.is_integer, nice_ticks(0, frame.last_step, 6)):
         x = frame.x(tick)
         parts.append(line((x, frame.bottom), (x, frame.bottom + 5), MUTED))
         parts.append(text((x, frame.bottom + 17), compact(tick), colour=MUTED, anchor="middle"))
@@ -335,12 +329,21 @@ def _loss_axes(frame: _Frame, tokens_per_step: int | None) -> list[str]:
     return parts
 
 
-def _loss_range(raw: Curve, trend: Curve, opening: float) -> tuple[float, float]:
-    """A scale for the losses after the opening steps; a few outliers of the raw curve may stick out of it."""
-    values = sorted(loss for step, loss in _finite(raw) if step >= opening)
-    settled = [loss for step, loss in _finite(trend) if step >= opening]
-    inner = values[len(values) // 200 : len(values) - len(values) // 200]
-    low, high = min(inner + settled), max(inner + settled)
+def _loss_range(raw: Curve, trend: Curve) -> tuple[float, float]:
+    """A scale for the losses after the opening steps, or for all where those need little more room.
+
+    It holds the trend, and the raw losses but for a few outliers.
+    """
+    points = [*_finite(raw), *_finite(trend)]
+    opening = OPENING * max(step for step, _ in points)
+    outliers = len(raw) // 200
+    losses = sorted(loss for step, loss in _finite(raw) if step >= opening)
+    losses = losses[outliers : len(losses) - outliers] + [
+        loss for step, loss in _finite(trend) if step >= opening
+    ]
+    low, high, highest = min(losses), max(losses), max(loss for _, loss in points)
+    if highest - low < 1.6 * (high - low):
+        high = highest
     margin = 0.06 * (high - low) or 0.05 * abs(high) or 0.5
     return low - margin, high + margin
 
@@ -349,9 +352,9 @@ def _end_labels(frame: _Frame, curves: Sequence[tuple[str, Curve, str]]) -> list
     """The name and last value of each curve beside its end, moved apart where they would touch."""
     labels: list[tuple[float, str, str]] = []
     for name, curve, colour in curves:
-        if ends := _finite(curve)[-1:]:
-            y = min(max(frame.y(ends[0][1]), frame.top + 8), frame.bottom - 8)
-            labels.append((y, f"{name} {ends[0][1]:.3f}", colour))
+        for _, loss in _finite(curve)[-1:]:
+            y = min(max(frame.y(loss), frame.top + 8), frame.bottom - 8)
+            labels.append((y, f"{name} {loss:.3f}" if loss < 1e4 else f"{name} {compact(loss)}", colour))
     labels.sort()
     if len(labels) == 2 and labels[1][0] - labels[0][0] < 16:
         middle = min(max((labels[0][0] + labels[1][0]) / 2, frame.top + 16), frame.bottom - 16)
@@ -380,20 +383,14 @@ def _smoothed(curve: Curve) -> list[tuple[int, float]]:
 
 
 def _thinned(curve: Curve) -> list[tuple[int, float]]:
-    """About `SHOWN_POINTS` points at most: of each stretch the lowest and the highest, to keep every spike."""
-    stretch = 2 * math.ceil(len(curve) / SHOWN_POINTS)
-    if stretch <= 2:
-        return list(curve)
-    kept: list[tuple[int, float]] = []
+    """At most `SHOWN_POINTS` points: where there are more, each is the mean of a stretch of the curve."""
+    stretch = max(1, math.ceil(len(curve) / SHOWN_POINTS))
+    thinned: list[tuple[int, float]] = []
     for start in range(0, len(curve), stretch):
         points = curve[start : start + stretch]
-        finite = _finite(points)
-        if len(finite) < len(points):
-            kept.append((points[0][0], math.nan))
-        if finite:
-            ends = (min(finite, key=lambda p: p[1]), max(finite, key=lambda p: p[1]))
-            kept += sorted(ends)
-    return kept
+        losses = [loss for _, loss in _finite(points)]
+        thinned.append((points[-1][0], sum(losses) / len(losses) if losses else math.nan))
+    return thinned
 
 
 # --- both ---------------------------------------------------------------------------------------------------

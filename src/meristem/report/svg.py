@@ -142,7 +142,9 @@ def nice_ticks(low: float, high: float, count: int = 5) -> list[float]:
 
 
 def tick_labels(ticks: Sequence[float]) -> list[str]:
-    """The ticks, all with the decimals that their spacing needs."""
+    """The ticks, all with the decimals that their spacing needs; large ones in few letters."""
+    if ticks and max(map(abs, ticks)) >= 1e4:
+        return [compact(tick) for tick in ticks]
     spacing = ticks[1] - ticks[0] if len(ticks) > 1 else 0.01
     decimals = max(0, -math.floor(math.log10(spacing) + 1e-9))
     return [f"{tick:.{decimals}f}" for tick in ticks]

@@ -1,0 +1,440 @@
+"""Plans against published sizes, hand-written formulas and golden values (prism.md 5.2 and 6, sgt.md O13)."""
+
+# Hypothesis is not followed by mypy (pyproject.toml), so its decorators look untyped.
+# mypy: disable-error-code="untyped-decorator"
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from meristem.errors import InputError, RunError
+from meristem.plan import Cost, Flops, LayerPlan, Loop, Plan, default_feed_forward
+
+SIZES: dict[str, dict[str, Any]] = {
+    "small": {"layers": 12, "width": 768, "heads": 12},
+    "medium": {"layers": 24, "width": 1024, "heads": 16},
+    "large": {"layers": 24, "width": 1536, "heads": 16},
+}
+SCHEDULES = ("uniform", "prism", "linear", "geometric", "cosine", "reverse", "bump", "shuffle")
+
+
+# --- oracles ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("size", "feed_forward", "total"),
+    [("small", 2048, 123_587_328), ("medium", 2736, 353_944_576), ("large", 4096, 756_819_456)],
+)
+def test_oracle_2_totals(size: str, feed_forward: int, total: int) -> None:
+    assert default_feed_forward(SIZES[size]["width"]) == feed_forward
+    for schedule in SCHEDULES:
+        assert Plan.scheduled(schedule, **SIZES[size]).parameters == total
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_oracle_3_heads_fill_the_width(size: str) -> None:
+    for schedule in SCHEDULES:
+        plan = Plan.scheduled(schedule, **SIZES[size])
+        assert all(layer.heads * layer.head_dim == plan.width for layer in plan.layers)
+        assert plan.kv_heads == plan.heads
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_oracle_6_flops_are_equal_integers(size: str) -> None:
+    uniform = Plan.uniform(**SIZES[size])
+    d, f, v, t, layers = uniform.width, uniform.feed_forward, 50304, 1024, len(uniform.layers)
+    matrices = layers * (8 * d * d + 6 * d * f) + 2 * v * d
+    expected = Flops(full=matrices + layers * 4 * t * d, causal=matrices + layers * 2 * (t + 1) * d)
+    for schedule in SCHEDULES:
+        cost = Plan.scheduled(schedule, **SIZES[size]).cost
+        assert cost.forward == expected
+        assert cost.training == Flops(3 * expected.full, 3 * expected.causal)
+        assert cost.kv_bytes_per_token == 2 * 2 * d * layers
+
+
+def test_causal_flops_are_the_mean_over_positions() -> None:
+    """Position t attends to t keys: two products of one query with t keys, each two FLOPs per channel."""
+    plan = Plan.uniform(layers=1, width=64, heads=4, context=37, vocabulary=10)
+    forward = plan.cost.forward
+    outside = 2 * (4 * 64 * 64 + 3 * 64 * plan.feed_forward + 10 * 64)
+    positions = range(1, 37 + 1)
+    assert (forward.causal - outside) * len(positions) == sum(2 * 2 * 64 * t for t in positions)
+    assert (forward.full - outside) * len(positions) == sum(2 * 2 * 64 * 37 for _ in positions)
+
+
+@pytest.mark.parametrize(("size", "ratio"), [("small", 0.7361), ("medium", 0.84375), ("large", 0.890625)])
+def test_oracle_6_softmax_ratio(size: str, ratio: float) -> None:
+    uniform, prism = Plan.uniform(**SIZES[size]).cost, Plan.prism(**SIZES[size]).cost
+    assert uniform.softmax_elements == SIZES[size]["layers"] * SIZES[size]["heads"] * 1024**2
+    assert prism.softmax_elements / uniform.softmax_elements == pytest.approx(ratio, abs=5e-5)
+
+
+def looped(plan: Plan, index: int, heads: tuple[int, ...], passes: int) -> Plan:
+    return plan.with_layer(index, replace(plan.layers[index], loop=Loop(heads, passes)))
+
+
+@pytest.mark.parametrize("passes", [1, 2, 3])
+def test_sgt_oracle_13_loop_overhead(passes: int) -> None:
+    """The oracle's feed-forward has 8 d^2 weights, which is 3 d f at f = 2048."""
+    plan = Plan.uniform(**SIZES["small"], feed_forward=2048)
+    base, grown = plan.cost.forward, looped(plan, 7, (2, 9), passes).cost.forward
+    assert 100 * (grown.full - base.full) / base.full / passes == pytest.approx(0.460, abs=0.01)
+    assert 100 * (grown.causal - base.causal) / base.causal / passes == pytest.approx(0.394, abs=0.01)
+    # Measured with a FLOP counter over 1024 tokens (sgt.md 3.1).
+    assert 1024 * (grown.full - base.full) == passes * 1_342_177_280
+
+
+def test_loops_cost_no_parameters_and_cache_their_own_keys_and_values() -> None:
+    plan = Plan.uniform(**SIZES["small"])
+    grown = looped(plan, 3, (0, 1), 1).cost
+    assert grown.parameters == plan.parameters
+    share = grown.kv_bytes_per_token / plan.cost.kv_bytes_per_token - 1
+    assert share == pytest.approx(2 / (12 * 12))  # 1.4 % for each loop (sgt.md 3.4)
+    assert grown.softmax_elements - plan.cost.softmax_elements == 2 * 1024**2
+
+
+# --- grouped keys and values ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("heads", "width", "group", "kv_heads", "kv_width"),
+    [
+        ((*[4] * 3, *[8] * 3, *[16] * 18), 1024, 4, (*[1] * 3, *[2] * 3, *[4] * 18), 256),
+        ((*[4] * 3, *[8] * 3, *[16] * 18), 1024, 2, (*[2] * 3, *[4] * 3, *[8] * 18), 512),
+        ((*[6] * 3, *[12] * 3, *[16] * 18), 1536, 2, (*[3] * 3, *[6] * 3, *[8] * 18), 768),
+        ((3, 3, 6, 6, 6, 6, *[12] * 6), 768, 3, (1, 1, 2, 2, 2, 2, *[4] * 6), 256),
+    ],
+    ids=["medium by 4", "medium by 2", "large by 2", "small by 3"],
+)
+def test_grouped_plans_stay_neutral(
+    heads: tuple[int, ...], width: int, group: int, kv_heads: tuple[int, ...], kv_width: int
+) -> None:
+    plan = Plan.from_heads(heads, width=width, kv_group=group)
+    assert plan.kv_heads == kv_heads
+    assert {layer.kv_width for layer in plan.layers} == {kv_width}
+    uniform = Plan.uniform(layers=len(heads), width=width, heads=heads[-1], kv_group=group)
+    assert plan.parameters == uniform.parameters
+    assert plan.cost.forward == uniform.cost.forward
+    assert plan.cost.kv_bytes_per_token == 2 * 2 * kv_width * len(heads) == uniform.cost.kv_bytes_per_token
+    ungrouped = Plan.from_heads(heads, width=width)
+    assert ungrouped.parameters - plan.parameters == len(heads) * 2 * width * (width - kv_width)
+
+
+@pytest.mark.parametrize(
+    ("size", "group", "allowed"),
+    [("small", 3, [1]), ("medium", 3, [1, 2, 4]), ("medium", 8, [1, 2, 4]), ("large", 4, [1, 2])],
+)
+def test_refused_groups_name_the_allowed_ones(size: str, group: int, allowed: list[int]) -> None:
+    with pytest.raises(InputError, match="kv_group") as caught:
+        Plan.prism(**SIZES[size], kv_group=group)
+    assert caught.value.value == group
+    assert str(allowed) in str(caught.value)
+
+
+def test_multi_query_is_not_neutral_and_says_so() -> None:
+    prism = Plan.prism(**SIZES["small"], multi_query=True)
+    uniform = Plan.uniform(**SIZES["small"], multi_query=True)
+    assert set(prism.kv_heads) == {1}
+    # K and V are as wide as one head: 256, 128 and 96 in two layers each, where the uniform plan has 64.
+    wider = 2 * (256 - 64) + 2 * (128 - 64) + 2 * (96 - 64)
+    assert prism.parameters - uniform.parameters == 2 * 768 * wider
+    assert prism.cost.kv_bytes_per_token - uniform.cost.kv_bytes_per_token == 2 * 2 * wider
+    assert any("key/value" in warning and "[3, 6, 8, 12]" in warning for warning in prism.warnings())
+    assert not any("key/value" in warning for warning in uniform.warnings())
+
+
+def test_explicit_head_counts() -> None:
+    plan = Plan.from_heads([2, 4, 4, 6], width=192, vocabulary=320, context=256, feed_forward=100)
+    assert plan.heads == (2, 4, 4, 6)
+    assert plan.head_dims == (96, 48, 48, 32)
+    assert (plan.vocabulary, plan.context, plan.feed_forward) == (320, 256, 100)
+
+
+# --- properties -------------------------------------------------------------------------------------------
+
+
+@st.composite
+def layer_plans(draw: Any) -> LayerPlan:
+    heads = draw(st.integers(1, 16))
+    kv_heads = draw(st.sampled_from([k for k in range(1, heads + 1) if heads % k == 0]))
+    chosen = st.lists(st.integers(0, heads - 1), min_size=1, unique=True).map(tuple)
+    loop = draw(st.none() | st.builds(Loop, chosen, st.integers(1, 4)))
+    return LayerPlan(heads, 2 * draw(st.integers(1, 160)), kv_heads, loop)
+
+
+sizes = st.integers(1, 5000)
+plans = st.builds(
+    Plan, sizes, sizes, sizes, sizes, st.lists(layer_plans(), min_size=1, max_size=6).map(tuple)
+)
+
+
+@given(plan=plans)
+def test_json_round_trip(plan: Plan) -> None:
+    again = Plan.from_json(plan.to_json())
+    assert again == plan
+    assert hash(again) == hash(plan)
+    assert again.digest == plan.digest
+
+
+@given(one=plans, other=plans)
+def test_digests_are_equal_exactly_for_equal_plans(one: Plan, other: Plan) -> None:
+    assert (one.digest == other.digest) == (one == other)
+
+
+@pytest.mark.parametrize("field", ["width", "vocabulary", "context", "feed_forward"])
+def test_every_size_is_in_the_digest(field: str) -> None:
+    plan = Plan.prism(**SIZES["small"])
+    changed = replace(plan, **{field: getattr(plan, field) + 1})
+    assert changed.digest != plan.digest
+
+
+def test_digest_golden_value() -> None:
+    """The canonical form is written out here, so a change of the format cannot pass unnoticed."""
+    plan = Plan(8, 16, 32, 24, (LayerPlan(2, 4, 1), LayerPlan(1, 6, 1, Loop((0,), 2))))
+    canonical = (
+        '{"context":32,"feed_forward":24,"format":"meristem-plan/1","layers":['
+        '{"head_dim":4,"heads":2,"kv_heads":1,"loop":null},'
+        '{"head_dim":6,"heads":1,"kv_heads":1,"loop":{"heads":[0],"passes":2}}],"vocabulary":16,"width":8}'
+    )
+    assert plan.digest == hashlib.sha256(canonical.encode()).hexdigest()
+    assert (
+        Plan.prism(**SIZES["small"]).digest
+        == "d367e72a727d59b24bd39e710af0f8cbbf598053e86d032e69ce2598cc0d1490"
+    )
+
+
+@given(plan=plans, layer=layer_plans(), position=st.integers(0, 5))
+def test_with_layer_changes_one_layer(plan: Plan, layer: LayerPlan, position: int) -> None:
+    index = position % len(plan.layers)
+    changed = plan.with_layer(index, layer)
+    assert changed.layers[index] == layer
+    assert (
+        changed.layers[:index] + changed.layers[index + 1 :] == plan.layers[:index] + plan.layers[index + 1 :]
+    )
+    assert changed.with_layer(index, plan.layers[index]) == plan
+
+
+@given(plan=plans)
+def test_cost_is_the_sum_of_its_parts(plan: Plan) -> None:
+    parts = [plan.outer_cost, *(plan.layer_cost(layer) for layer in plan.layers)]
+    assert plan.cost == sum(parts, Cost())
+    assert plan.parameters == sum(part.parameters for part in parts)
+    assert plan.cost.forward.full == sum(part.forward.full for part in parts)
+
+
+@given(plan=plans)
+def test_parameters_are_those_of_the_matrices(plan: Plan) -> None:
+    d, f = plan.width, plan.feed_forward
+    shapes = [(plan.vocabulary, d), (d, 1)]
+    for layer in plan.layers:
+        q, kv = layer.heads * layer.head_dim, layer.kv_heads * layer.head_dim
+        shapes += [(d, q), (d, kv), (d, kv), (q, d), (d, f), (d, f), (f, d), (d, 1), (d, 1)]
+    assert plan.parameters == sum(rows * columns for rows, columns in shapes)
+
+
+@given(plan=plans)
+def test_table_names_every_layer_and_the_digest(plan: Plan) -> None:
+    lines = plan.table().splitlines()
+    assert lines == str(plan).splitlines()
+    assert plan.digest[:12] in lines[-1]
+    covered: list[int] = []
+    for row in lines[1 : next(i for i, text in enumerate(lines) if text.startswith("("))]:
+        first, _, last = row.split()[0].partition("-")
+        covered += range(int(first), int(last or first) + 1)
+    assert covered == list(range(len(plan.layers)))
+
+
+# --- memory -----------------------------------------------------------------------------------------------
+
+
+@given(plan=plans, tokens=st.integers(1, 10**6), more=st.integers(1, 10**6))
+def test_memory_grows_with_the_batch(plan: Plan, tokens: int, more: int) -> None:
+    small, large = plan.memory(tokens), plan.memory(tokens + more)
+    assert min(small.weights, small.gradients, small.optimizer, small.activations, small.loss) > 0
+    assert small.total < large.total
+    assert (small.weights, small.gradients, small.optimizer) == (
+        large.weights,
+        large.gradients,
+        large.optimizer,
+    )
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_memory_is_plausible(size: str) -> None:
+    """16 to 18 bytes per parameter, and about the 34 d bytes of activations per token and layer that
+    Korthikanti et al. (2205.05198) count without the attention matrices."""
+    plan = Plan.prism(**SIZES[size])
+    memory = plan.memory(8192)
+    assert 16 <= (memory.weights + memory.gradients + memory.optimizer) / plan.parameters <= 18
+    assert 28 <= memory.activations / (8192 * len(plan.layers) * plan.width) <= 40
+    # The loss keeps a chunk of logits, never those of the whole batch.
+    assert plan.memory(10**6).loss == memory.loss
+
+
+# --- warnings ---------------------------------------------------------------------------------------------
+
+
+def test_a_plan_without_trouble_has_no_warnings() -> None:
+    assert Plan.uniform(**SIZES["medium"]).warnings() == []
+    assert Plan.prism(**SIZES["medium"]).warnings(tensor_parallel=4) == []
+
+
+@pytest.mark.parametrize(
+    ("heads", "width", "tensor_parallel", "words"),
+    [
+        ([2, 12], 768, 1, ["layer 0", "384", "256"]),
+        ([12, 12], 144, 1, ["layers 0, 1", "12", "multiple of 8"]),
+        ([8, 8], 768, 1, ["layers 0, 1", "96", "FlashInfer", "64, 128, 256, 512"]),
+        ([4, 8, 8], 512, 8, ["tensor-parallel size 8", "[4]"]),
+        ([4, 4, 8], 512, 1, ["phase of 8 heads", "1 layer"]),
+    ],
+    ids=["above 256", "not a multiple of 8", "96", "tensor parallel", "short phase"],
+)
+def test_warnings(heads: list[int], width: int, tensor_parallel: int, words: list[str]) -> None:
+    found = Plan.from_heads(heads, width=width).warnings(tensor_parallel)
+    assert any(all(word in warning for word in words) for warning in found), found
+
+
+@pytest.mark.parametrize(("size", "allowed"), [("small", {1}), ("medium", {1, 2, 4}), ("large", {1, 2})])
+def test_tensor_parallel_sizes_divide_all_head_counts(size: str, allowed: set[int]) -> None:
+    plan = Plan.prism(**SIZES[size])
+    quiet = {n for n in range(1, 17) if not any("tensor-parallel" in w for w in plan.warnings(n))}
+    assert quiet == allowed
+
+
+# --- errors -----------------------------------------------------------------------------------------------
+
+
+def message(error: Any) -> str:
+    return str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"heads": []}, ["layers", "0", "at least 1"]),
+        ({"heads": [5]}, ["heads", "5", "768", "[1, 2, 3, 4, 6, 8, 12,"]),
+        ({"heads": [0]}, ["heads", "0", "[1, 2, 3, 4, 6, 8, 12,"]),
+        ({"heads": [2], "width": 90}, ["heads", "2", "odd", "45", "[1, 3, 5, 9, 15, 45]"]),
+        ({"width": 0}, ["width", "0", "at least 1"]),
+        ({"vocabulary": 0}, ["vocabulary", "0", "at least 1"]),
+        ({"context": -1}, ["context", "-1", "at least 1"]),
+        ({"feed_forward": 0}, ["feed_forward", "0", "at least 1"]),
+        ({"kv_group": 0}, ["kv_group", "0", "at least 1"]),
+    ],
+)
+def test_builder_errors(arguments: dict[str, Any], words: list[str]) -> None:
+    with pytest.raises(InputError) as caught:
+        Plan.from_heads(**{"heads": [3, 12], "width": 768, **arguments})
+    assert all(word in message(caught) for word in words), message(caught)
+
+
+def test_named_schedules_report_their_errors() -> None:
+    with pytest.raises(InputError, match=r"schedule = 'prisma': must be one of prism, linear"):
+        Plan.scheduled("prisma", layers=12, width=768, heads=12)
+    with pytest.raises(InputError, match=r"layers = 0: must be at least 1"):
+        Plan.prism(layers=0, width=768, heads=12)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((0, 64, 1), ["heads", "0", "at least 1"]),
+        ((4, 7, 4), ["head_dim", "7", "even"]),
+        ((4, 8, 3), ["kv_heads", "3", "[1, 2, 4]"]),
+        ((4, 8, 0), ["kv_heads", "0", "at least 1"]),
+        ((4, 8, 2.0), ["kv_heads", "2.0", "integer"]),
+        ((4, 8, 4, Loop((), 1)), ["loop.heads", "()", "0..3"]),
+        ((4, 8, 4, Loop((4,), 1)), ["loop.heads", "(4,)", "0..3"]),
+        ((4, 8, 4, Loop((1, 1), 1)), ["loop.heads", "(1, 1)", "distinct"]),
+        ((4, 8, 4, Loop((True,), 1)), ["loop.heads", "(True,)", "0..3"]),
+        ((4, 8, 4, Loop((1,), 0)), ["loop.passes", "0", "at least 1"]),
+    ],
+)
+def test_layer_errors(arguments: tuple[Any, ...], words: list[str]) -> None:
+    with pytest.raises(InputError) as caught:
+        LayerPlan(*arguments)
+    assert all(word in message(caught) for word in words), message(caught)
+
+
+def test_with_layer_outside_the_plan() -> None:
+    plan = Plan.prism(**SIZES["small"])
+    with pytest.raises(InputError, match=r"layer = 12: must be in 0\.\.11"):
+        plan.with_layer(12, plan.layers[0])
+
+
+def test_tensor_parallel_size_is_at_least_one() -> None:
+    with pytest.raises(InputError, match=r"tensor_parallel = 0"):
+        Plan.prism(**SIZES["small"]).warnings(tensor_parallel=0)
+
+
+def set_field(path: str, value: Any) -> Any:
+    """The JSON object of a small plan with the field at `path` set, or removed where the value is `...`."""
+    plan = Plan(8, 16, 32, 24, (LayerPlan(2, 4, 1), LayerPlan(4, 6, 2, Loop((0, 3), 2))))
+    data: Any = json.loads(plan.to_json())
+    *parents, last = [int(key) if key.isdigit() else key for key in path.split(".")]
+    target = data
+    for key in parents:
+        target = target[key]
+    if value is ...:
+        del target[last]
+    else:
+        target[last] = value
+    return data
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "words"),
+    [
+        ("format", "other/1", ["format", "'other/1'", "meristem-plan/1"]),
+        ("format", ..., ["format", "None", "meristem-plan/1"]),
+        ("colour", 3, ["plan.colour", "3", "unknown field", "width", "layers"]),
+        ("width", ..., ["plan.width", "missing"]),
+        ("width", "8", ["plan.width", "'8'", "integer"]),
+        ("width", 8.0, ["plan.width", "8.0", "integer"]),
+        ("width", True, ["plan.width", "True", "integer"]),
+        ("context", 0, ["plan.context", "0", "at least 1"]),
+        ("layers", 3, ["layers", "3", "list"]),
+        ("layers", [], ["layers", "at least 1"]),
+        ("layers.0", 3, ["layers[0]", "3", "object"]),
+        ("layers.1.dim", 3, ["layers[1].dim", "3", "unknown field", "head_dim"]),
+        ("layers.1.heads", None, ["layers[1].heads", "None", "integer"]),
+        ("layers.1.kv_heads", 3, ["kv_heads", "3", "[1, 2, 4]"]),
+        ("layers.1.loop", ..., ["layers[1].loop", "missing"]),
+        ("layers.1.loop", 2, ["layers[1].loop", "2", "object or null"]),
+        ("layers.1.loop.depth", 2, ["layers[1].loop.depth", "2", "unknown field", "passes"]),
+        ("layers.1.loop.heads", 0, ["layers[1].loop.heads", "0", "list"]),
+        ("layers.1.loop.heads", ["0"], ["loop.heads", "'0'", "0..3"]),
+        ("layers.1.loop.heads", [0.0], ["loop.heads", "0.0", "0..3"]),
+    ],
+)
+def test_bad_json_names_the_field(path: str, value: Any, words: list[str]) -> None:
+    with pytest.raises(InputError) as caught:
+        Plan.from_dict(set_field(path, value))
+    assert all(word in message(caught) for word in words), message(caught)
+
+
+def test_a_plan_must_be_an_object() -> None:
+    with pytest.raises(InputError, match="format = 'list'"):
+        Plan.from_json("[]")
+
+
+def test_files(tmp_path: Path) -> None:
+    plan = Plan.prism(**SIZES["small"])
+    path = tmp_path / "plan.json"
+    path.write_text(plan.to_json(), encoding="utf-8")
+    assert Plan.load(path) == plan
+    for content in (b"{", b"\xff\xfe\x00"):
+        path.write_bytes(content)
+        with pytest.raises(RunError, match=r"plan\.json: not a JSON file"):
+            Plan.load(path)
+    with pytest.raises(RunError, match=r"absent\.json: cannot be read"):
+        Plan.load(tmp_path / "absent.json")
