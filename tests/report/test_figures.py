@@ -105,6 +105,7 @@ def test_structure_labels_when_every_layer_differs(distance: float) -> None:
     assert texts(root).count(f"32 {TIMES} 64") == 48
     assert texts(root).count(f"2 {TIMES} 2") == 24
     assert_labels_are_inside_and_apart(root)
+    assert all(number(node, "cx") < number(root, "width") for node in root.iter(f"{SVG}circle"))
 
 
 def test_boxes_are_as_many_and_as_wide_as_the_heads() -> None:
