@@ -1,0 +1,241 @@
+"""From files to token shards, once: `prepare` reads, encodes, divides and writes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Literal, NamedTuple, get_args
+
+import numpy as np
+
+from meristem.data.corpus import BadPlace, find_files, read_documents
+from meristem.data.encoding import encode_chunks
+from meristem.data.progress import Progress, Report
+from meristem.data.shards import INDEX_FILE, Index, Split, TokenData, TokenizerFacts
+from meristem.data.tokenizer import Tokenizer, token_dtype
+from meristem.data.writer import SplitWriter
+from meristem.errors import InputError, RunError
+
+CHUNK_CHARACTERS = 1 << 20
+SMALL_INPUT = 4_000_000  # bytes; below it, starting processes takes longer than the work
+HASHES = 1 << 64
+
+OnError = Literal["refuse", "skip"]
+
+
+def prepare(
+    paths: Iterable[str | Path],
+    out: str | Path,
+    *,
+    tokenizer: Tokenizer,
+    held_out: float = 0.005,
+    on_error: OnError = "refuse",
+    text_field: str = "text",
+    shard_tokens: int = 100_000_000,
+    workers: int | None = None,
+    overwrite: bool = False,
+    source: str | None = None,
+    report: Report | None = None,
+) -> Index:
+    """Write the documents of files and folders as token shards into the folder `out`, and return its index.
+
+    The result depends on the files and settings only, not on the number of workers. A folder already made
+    from the same is returned at once; another is replaced only with `overwrite`. The folder appears when it
+    is complete: until then the work lies beside it under another name.
+
+    A document is held out if the hash of its text, as a fraction, is below `held_out`, so equal texts are
+    never divided. If that leaves a split empty, only the lowest hash is held out, or only the highest trained
+    on. With one distinct text, or with `held_out` 0, all goes to training.
+
+    A place that cannot be read ends the work with an error that names it, or is skipped and counted, as
+    `on_error` says. `source` describes the data in the index. With more than one worker, a script that calls
+    this must guard its own start with `if __name__ == "__main__"`, as always when Python starts processes.
+    """
+    _check_settings(held_out, on_error, shard_tokens, workers)
+    named, out = [Path(path) for path in paths], Path(out)
+    files = find_files(named)
+    fingerprint = _fingerprint(files, [held_out, on_error, text_field, shard_tokens, tokenizer.digest])
+    made = _already_made(out, fingerprint, overwrite)
+    if made is not None:
+        return made
+    reader = _Reader(files, text_field, on_error)
+    workers = workers or _default_workers(tokenizer, reader.size)
+    staging = out.absolute().with_name(f".{out.absolute().name}.{os.getpid()}.partial")
+    try:
+        staging.mkdir(parents=True)
+        tokenizer.save(staging)
+        threshold = round(held_out * HASHES)
+        written = _write(reader, tokenizer, staging, threshold, shard_tokens, workers, report)
+        mended = _mended_threshold(written, threshold)
+        if mended != threshold:  # there are few documents then, so a second pass costs little
+            for shard in staging.glob("*.bin"):
+                shard.unlink()
+            written = _write(reader, tokenizer, staging, mended, shard_tokens, workers, None)
+        index = Index(
+            tokenizer=TokenizerFacts(
+                tokenizer.kind, tokenizer.digest, tokenizer.vocabulary, tokenizer.end_of_text
+            ),
+            dtype=_dtype_name(tokenizer),
+            train=written.train,
+            held_out=written.held_out,
+            skipped=reader.skipped,
+            fingerprint=fingerprint,
+            source=source or ", ".join(str(path) for path in named),
+        )
+        index.save(staging)
+        _put_in_place(staging, out)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+    return index
+
+
+class _Reader:
+    """Streams chunks of texts from files, counting the bytes it reads and the bad places it meets."""
+
+    def __init__(self, files: Sequence[Path], text_field: str, on_error: OnError) -> None:
+        self._files = files
+        self._text_field = text_field
+        self._on_error = on_error
+        self._bad: list[BadPlace] = []
+        self.size = sum(file.stat().st_size for file in files)
+        self.read = self.skipped = 0
+
+    def chunks(self) -> Iterator[list[str]]:
+        """All documents in order, about `CHUNK_CHARACTERS` of text at a time."""
+        self.read = self.skipped = finished = characters = 0
+        chunk: list[str] = []
+        for path in self._files:
+            for item in read_documents(path, self._text_field):
+                if isinstance(item, BadPlace):
+                    self._note(item)
+                    continue
+                self.read = finished + item.read
+                chunk.append(item.text)
+                characters += len(item.text)
+                if characters >= CHUNK_CHARACTERS:
+                    yield chunk
+                    chunk, characters = [], 0
+            finished += path.stat().st_size
+        if chunk:
+            yield chunk
+
+    def take_bad(self) -> tuple[BadPlace, ...]:
+        """The bad places met since the last call."""
+        bad, self._bad = tuple(self._bad), []
+        return bad
+
+    def _note(self, place: BadPlace) -> None:
+        if self._on_error == "refuse":
+            raise RunError(f'{place}; mend it, or pass over such places with on_error "skip"')
+        self.skipped += 1
+        self._bad.append(place)
+
+
+class _Written(NamedTuple):
+    train: Split
+    held_out: Split
+    lowest: int
+    highest: int
+
+
+def _write(
+    reader: _Reader,
+    tokenizer: Tokenizer,
+    folder: Path,
+    threshold: int,
+    shard_tokens: int,
+    workers: int,
+    report: Report | None,
+) -> _Written:
+    """Write the shards of both splits; documents with a hash below `threshold` are held out."""
+    train = SplitWriter(folder, "train", _dtype_name(tokenizer), shard_tokens)
+    held_out = SplitWriter(folder, "held-out", _dtype_name(tokenizer), shard_tokens)
+    lowest, highest = HASHES, -1
+
+    def tell(done: bool) -> None:
+        if report is not None:
+            documents, tokens = train.documents + held_out.documents, train.tokens + held_out.tokens
+            read = reader.size if done else reader.read
+            report(Progress(read, reader.size, documents, tokens, reader.take_bad(), done))
+
+    encodings = encode_chunks(reader.chunks(), tokenizer, folder, threshold, workers)
+    with closing(train), closing(held_out), closing(encodings):
+        for encoded in encodings:
+            train.add(encoded.train)
+            held_out.add(encoded.held_out)
+            lowest, highest = min(lowest, encoded.lowest), max(highest, encoded.highest)
+            tell(done=False)
+    tell(done=True)
+    if highest < 0:
+        raise RunError(f"no documents in {reader.size} bytes of input, {reader.skipped} places skipped")
+    return _Written(train.finish(), held_out.finish(), lowest, highest)
+
+
+def _mended_threshold(written: _Written, threshold: int) -> int:
+    """The threshold that leaves documents in both splits, if there are different ones and some are wanted."""
+    if threshold == 0 or (written.train.documents and written.held_out.documents):
+        return threshold
+    if written.lowest == written.highest:
+        return 0
+    return written.highest if written.held_out.documents else written.lowest + 1
+
+
+def _check_settings(held_out: float, on_error: str, shard_tokens: int, workers: int | None) -> None:
+    if not 0 <= held_out < 1:
+        raise InputError("held_out", held_out, "must be a fraction, at least 0 and below 1")
+    if on_error not in get_args(OnError):
+        raise InputError("on_error", on_error, f"must be one of {list(get_args(OnError))}")
+    if shard_tokens < 1:
+        raise InputError("shard_tokens", shard_tokens, "must be at least 1")
+    if workers is not None and workers < 1:
+        raise InputError("workers", workers, "must be at least 1")
+
+
+def _default_workers(tokenizer: Tokenizer, size: int) -> int:
+    """One process per core, but one for bytes (which are only copied) and for small inputs."""
+    if tokenizer.kind == "bytes" or size < SMALL_INPUT:
+        return 1
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _dtype_name(tokenizer: Tokenizer) -> str:
+    return np.dtype(token_dtype(tokenizer.vocabulary)).name
+
+
+def _fingerprint(files: Sequence[Path], settings: list[float | str]) -> str:
+    stats = [(file.resolve().as_posix(), file.stat()) for file in files]
+    content = [sorted((name, stat.st_size, stat.st_mtime_ns) for name, stat in stats), settings]
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()
+
+
+def _already_made(out: Path, fingerprint: str, overwrite: bool) -> Index | None:
+    """The index of `out` if it holds what is asked for, none if it may be written."""
+    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
+        return None
+    if not (out / INDEX_FILE).is_file():
+        raise InputError("out", str(out), "exists and is not prepared data; choose another folder")
+    if overwrite:
+        Index.load(out)  # never replace a folder that something else made
+        return None
+    index = TokenData.open(out).index
+    if index.fingerprint != fingerprint:
+        raise InputError(
+            "out", str(out), "holds data from other files or settings; overwrite it, or choose another folder"
+        )
+    return index
+
+
+def _put_in_place(staging: Path, out: Path) -> None:
+    """Give the finished folder its name, moving an older one out of the way first."""
+    if (out / INDEX_FILE).exists():
+        old = staging.with_suffix(".old")
+        out.rename(old)
+        staging.rename(out)
+        shutil.rmtree(old)
+    else:
+        staging.rename(out)

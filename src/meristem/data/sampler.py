@@ -1,0 +1,120 @@
+"""Which tokens make up which batch: a pure function of seed, step, rank and number of processes.
+
+An epoch visits every window once, in an order given by a keyed bijection that is evaluated point by point, so
+nothing is stored and any step can be asked for at once. Only 64-bit integer arithmetic is used, not a random
+generator of a library, so the order is the same for ever.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meristem.data.shards import TokenStream
+from meristem.errors import InputError
+
+ROUNDS = 8  # four suffice for large domains; more mix small ones better and cost nothing here
+GOLDEN = 0x9E3779B97F4A7C15
+WORD = (1 << 64) - 1
+
+Words = NDArray[np.uint64]
+
+
+@dataclass(frozen=True)
+class Sampler:
+    """Shuffled windows of a stream of `tokens` tokens, in global batches of `batch_size` sequences.
+
+    Window w covers tokens w * context to (w + 1) * context inclusive, one more than `context` so that every
+    input has its target.
+    """
+
+    tokens: int
+    context: int
+    batch_size: int
+    seed: int
+
+    def __post_init__(self) -> None:
+        for field in ("context", "batch_size"):
+            if getattr(self, field) < 1:
+                raise InputError(field, getattr(self, field), "must be at least 1")
+        if not 0 <= self.seed < 1 << 64:
+            raise InputError("seed", self.seed, "must be in 0..2^64 - 1")
+        _require_window(self.tokens, self.context)
+
+    @property
+    def windows(self) -> int:
+        """Windows in an epoch."""
+        return (self.tokens - 1) // self.context
+
+    def starts(self, step: int, rank: int = 0, world: int = 1) -> NDArray[np.int64]:
+        """Where the windows of this rank's share of batch `step` start, shape (batch_size / world,)."""
+        if step < 0:
+            raise InputError("step", step, "must be at least 0")
+        if world < 1 or self.batch_size % world:
+            raise InputError("world", world, f"must divide the batch size {self.batch_size}")
+        if not 0 <= rank < world:
+            raise InputError("rank", rank, f"must be in 0..{world - 1}")
+        share = self.batch_size // world
+        first = step * self.batch_size + rank * share
+        sequences = np.arange(first, first + share, dtype=np.uint64)
+        windows = np.uint64(self.windows)
+        chosen = permuted(sequences % windows, self.windows, self.seed, sequences // windows)
+        return chosen.astype(np.int64) * self.context
+
+
+def batch(
+    stream: TokenStream, sampler: Sampler, step: int, rank: int = 0, world: int = 1
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Inputs and targets of this rank at a step, each of shape (batch_size / world, context)."""
+    rows = stream.windows(sampler.starts(step, rank, world), sampler.context + 1)
+    return rows[:, :-1], rows[:, 1:]
+
+
+def evaluation_windows(tokens: int, context: int, limit: int) -> NDArray[np.int64]:
+    """Where the first `limit` windows of a stream start, or all if there are fewer, shape (windows,)."""
+    if limit < 1:
+        raise InputError("limit", limit, "must be at least 1")
+    _require_window(tokens, context)
+    return np.arange(min(limit, (tokens - 1) // context), dtype=np.int64) * context
+
+
+def permuted(positions: Words, size: int, seed: int, epochs: Words) -> Words:
+    """The image of each position under the bijection of 0..size-1 that (seed, epoch) selects.
+
+    A Feistel network shuffles the next power of four; results outside the range are sent through again until
+    they fall inside, which keeps it a bijection of the range.
+    """
+    half = max(1, -(-(size - 1).bit_length() // 2))
+    base = _mixed(_mixed(np.full_like(epochs, seed)) + epochs * np.uint64(GOLDEN))
+    keys = [_mixed(base + np.uint64(r * GOLDEN & WORD)) for r in range(ROUNDS)]
+    images = _feistel(positions, keys, half)
+    while (outside := images >= np.uint64(size)).any():
+        images[outside] = _feistel(images[outside], [key[outside] for key in keys], half)
+    return images
+
+
+def _feistel(values: Words, keys: list[Words], half: int) -> Words:
+    shift, mask = np.uint64(half), np.uint64((1 << half) - 1)
+    left, right = values >> shift, values & mask
+    for key in keys:
+        left, right = right, left ^ (_mixed(right ^ key) & mask)
+    return (left << shift) | right
+
+
+def _mixed(words: Words) -> Words:
+    """The finaliser of splitmix64, element by element."""
+    words = words + np.uint64(GOLDEN)
+    words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return words ^ (words >> np.uint64(31))
+
+
+def _require_window(tokens: int, context: int) -> None:
+    if context < 1:
+        raise InputError("context", context, "must be at least 1")
+    if tokens < context + 1:
+        raise InputError(
+            "tokens", tokens, f"a context of {context} needs a stream of at least {context + 1} tokens"
+        )

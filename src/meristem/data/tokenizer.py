@@ -1,0 +1,219 @@
+"""Text to token ids and back: raw bytes, or a Hugging Face `tokenizer.json`.
+
+Both kinds save themselves under the same file names, so a data or run folder carries its tokenizer and
+`load_tokenizer(folder)` brings either back.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meristem.errors import InputError
+
+TOKENIZER_FILE = "tokenizer.json"
+CONFIG_FILE = "tokenizer_config.json"  # Hugging Face's place for the name of the end-of-text token
+BYTES_FORMAT = "meristem-bytes/1"
+END_OF_TEXT_NAMES = ("<|endoftext|>", "</s>", "<eos>", "[SEP]")
+
+Ids = NDArray[np.int64]
+StoredIds = NDArray[Any]  # of uint16 or uint32, see `token_dtype`
+
+
+class Tokenizer(Protocol):
+    """What the rest of Meristem asks of a tokenizer."""
+
+    @property
+    def kind(self) -> Literal["bytes", "hf"]: ...
+
+    @property
+    def vocabulary(self) -> int:
+        """Number of ids; every id is below it."""
+
+    @property
+    def end_of_text(self) -> int:
+        """The id that ends a document; no text encodes to it."""
+
+    @property
+    def digest(self) -> str:
+        """sha256 of the definition, in hex."""
+
+    def encode(self, text: str) -> Ids:
+        """Ids of a text, without special tokens, shape (tokens,)."""
+
+    def encode_batch(self, texts: Sequence[str]) -> list[StoredIds]:
+        """Ids of many texts in the narrow type that shards store."""
+
+    def decode(self, ids: Sequence[int] | NDArray[Any]) -> str:
+        """Text of ids; special and unknown ids give nothing, broken UTF-8 gives U+FFFD."""
+
+    def save(self, folder: str | Path) -> None:
+        """Write the definition into a folder, for `load_tokenizer(folder)`."""
+
+
+def token_dtype(vocabulary: int) -> type[np.uint16] | type[np.uint32]:
+    """The narrowest type that shards use for ids below `vocabulary`."""
+    return np.uint16 if vocabulary <= 1 << 16 else np.uint32
+
+
+def padded_vocabulary(ids: int) -> int:
+    """`ids` rounded up to a multiple of 64, the size matrix products like: 50257 becomes 50304."""
+    return -(-ids // 64) * 64
+
+
+class ByteTokenizer:
+    """Ids 0 to 255 are the bytes of the UTF-8 text, 256 is end-of-text."""
+
+    kind: Literal["bytes"] = "bytes"
+    vocabulary = 257
+    end_of_text = 256
+    _definition = json.dumps({"format": BYTES_FORMAT}) + "\n"
+
+    @property
+    def digest(self) -> str:
+        return hashlib.sha256(self._definition.encode()).hexdigest()
+
+    def encode(self, text: str) -> Ids:
+        return _bytes(text).astype(np.int64)
+
+    def encode_batch(self, texts: Sequence[str]) -> list[StoredIds]:
+        return [_bytes(text).astype(np.uint16) for text in texts]
+
+    def decode(self, ids: Sequence[int] | NDArray[Any]) -> str:
+        array = np.asarray(ids, dtype=np.int64)
+        return array[array < self.end_of_text].astype(np.uint8).tobytes().decode("utf-8", errors="replace")
+
+    def save(self, folder: str | Path) -> None:
+        (Path(folder) / TOKENIZER_FILE).write_text(self._definition, encoding="utf-8")
+
+
+class HfTokenizer:
+    """A Hugging Face tokenizer, from the content of a `tokenizer.json`."""
+
+    kind: Literal["hf"] = "hf"
+
+    def __init__(self, definition: str, eot_token: str | None = None) -> None:
+        from tokenizers import Tokenizer as Backend
+
+        try:
+            self._backend = Backend.from_str(definition)
+        except Exception as error:  # the library raises nothing narrower
+            raise InputError(
+                "tokenizer", definition[:40], f"must be a Hugging Face tokenizer.json ({error})"
+            ) from error
+        self._backend.no_truncation()
+        self._backend.no_padding()
+        # Text that spells a special token stays text, so that no document can hold an end-of-text inside.
+        self._backend.encode_special_tokens = True
+        self._definition = definition
+        ids: dict[str, int] = self._backend.get_vocab(with_added_tokens=True)
+        self.eot_token = _end_of_text_token(ids, eot_token)
+        self.end_of_text = ids[self.eot_token]
+        self.vocabulary = max(ids.values()) + 1
+        self._dtype = token_dtype(self.vocabulary)
+
+    @property
+    def digest(self) -> str:
+        return hashlib.sha256(f"{self._definition}\0{self.eot_token}".encode()).hexdigest()
+
+    def encode(self, text: str) -> Ids:
+        return np.array(self._backend.encode(text, add_special_tokens=False).ids, dtype=np.int64)
+
+    def encode_batch(self, texts: Sequence[str]) -> list[StoredIds]:
+        encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [np.array(encoding.ids, dtype=self._dtype) for encoding in encodings]
+
+    def decode(self, ids: Sequence[int] | NDArray[Any]) -> str:
+        text: str = self._backend.decode([int(i) for i in ids], skip_special_tokens=True)
+        return text
+
+    def save(self, folder: str | Path) -> None:
+        config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": self.eot_token}
+        (Path(folder) / TOKENIZER_FILE).write_bytes(self._definition.encode())
+        (Path(folder) / CONFIG_FILE).write_text(json.dumps(config) + "\n", encoding="utf-8")
+
+
+class StreamDecoder:
+    """Turns ids that come one at a time into pieces of text that never split a character.
+
+    The pieces and the last `flush()` joined are the text of all ids.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._context: list[
+            int
+        ] = []  # already out; some decoders treat the first token of a text differently
+        self._pending: list[int] = []
+
+    def feed(self, token: int) -> str:
+        """The text that this id completes, possibly none."""
+        self._pending.append(token)
+        piece = self._piece()
+        if not piece or piece.endswith("\ufffd"):  # perhaps the first bytes of a character
+            return ""
+        self._context, self._pending = self._pending, []
+        return piece
+
+    def flush(self) -> str:
+        """The text still held back, with U+FFFD for characters that never came whole."""
+        piece = self._piece()
+        self._context, self._pending = [], []
+        return piece
+
+    def _piece(self) -> str:
+        shown = self._tokenizer.decode(self._context)
+        return self._tokenizer.decode(self._context + self._pending)[len(shown) :]
+
+
+def load_tokenizer(source: str | Path, eot_token: str | None = None) -> Tokenizer:
+    """The tokenizer named "bytes", of a `tokenizer.json` file, or of a folder that holds one.
+
+    `eot_token` names the end-of-text token of a Hugging Face tokenizer; without it the `eos_token` of a
+    `tokenizer_config.json` beside the file decides, then the usual names.
+    """
+    if source == "bytes":
+        return ByteTokenizer()
+    path = Path(source)
+    if path.is_dir():
+        path = path / TOKENIZER_FILE
+    try:
+        definition = path.read_bytes().decode("utf-8")
+        content = json.loads(definition)
+    except (OSError, ValueError) as error:
+        expected = f'must be "bytes", a {TOKENIZER_FILE} file or a folder with one ({error})'
+        raise InputError("tokenizer", str(source), expected) from error
+    if isinstance(content, dict) and content.get("format") == BYTES_FORMAT:
+        return ByteTokenizer()
+    return HfTokenizer(definition, eot_token or _configured_end_of_text(path.with_name(CONFIG_FILE)))
+
+
+def _bytes(text: str) -> NDArray[np.uint8]:
+    return np.frombuffer(text.encode("utf-8"), dtype=np.uint8)
+
+
+def _configured_end_of_text(path: Path) -> str | None:
+    if not path.exists():
+        return None
+    try:
+        token = json.loads(path.read_text(encoding="utf-8")).get("eos_token")
+    except (OSError, ValueError, AttributeError) as error:
+        raise InputError("tokenizer", str(path), f"must be a JSON object ({error})") from error
+    if isinstance(token, dict):  # older files describe the token in full
+        token = token.get("content")
+    return token if isinstance(token, str) else None
+
+
+def _end_of_text_token(ids: dict[str, int], wanted: str | None) -> str:
+    found = [name for name in (END_OF_TEXT_NAMES if wanted is None else (wanted,)) if name in ids]
+    if not found:
+        special = sorted(name for name in ids if name[:1] in "<[" and name[-1:] in ">]" and len(name) > 2)
+        expected = f"the tokenizer has no such token; name one with eot_token, perhaps one of {special[:20]}"
+        raise InputError("eot_token", wanted or " or ".join(END_OF_TEXT_NAMES), expected)
+    return found[0]

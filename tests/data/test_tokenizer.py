@@ -1,0 +1,157 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from meristem.data import (
+    ByteTokenizer,
+    HfTokenizer,
+    StreamDecoder,
+    Tokenizer,
+    load_tokenizer,
+    padded_vocabulary,
+)
+from meristem.errors import InputError
+
+from .helpers import SHARED, TEXTS, needs_shared, small_bpe
+
+unicode_text = st.text(st.characters(exclude_categories=["Cs"]))
+
+
+@pytest.fixture(scope="module")
+def bpe() -> HfTokenizer:
+    return small_bpe()
+
+
+@given(unicode_text)
+def test_bytes_round_trip(text: str) -> None:
+    tokenizer = ByteTokenizer()
+    ids = tokenizer.encode(text)
+    assert ids.dtype == np.int64
+    assert ids.tolist() == list(text.encode())
+    assert tokenizer.decode(ids) == text
+    assert tokenizer.encode_batch([text])[0].tolist() == ids.tolist()
+
+
+def test_bytes_ignore_special_and_padding_ids() -> None:
+    assert ByteTokenizer().decode([72, 256, 105, 300]) == "Hi"
+    assert ByteTokenizer().decode([0xE2, 0x82]) == "\ufffd"
+
+
+def test_bpe_round_trip(bpe: HfTokenizer) -> None:
+    for text, ids in zip(TEXTS, bpe.encode_batch(TEXTS), strict=True):
+        assert bpe.decode(ids) == text
+        assert bpe.encode(text).tolist() == ids.tolist()
+        assert ids.dtype == np.uint16
+        assert ids.max() < bpe.vocabulary == 300
+
+
+def test_text_that_spells_end_of_text_stays_text(bpe: HfTokenizer) -> None:
+    ids = bpe.encode("a<|endoftext|>b")
+    assert bpe.end_of_text not in ids
+    assert bpe.decode(ids) == "a<|endoftext|>b"
+    assert bpe.decode([*bpe.encode("a"), bpe.end_of_text, *bpe.encode("b")]) == "ab"
+
+
+def test_truncation_and_padding_in_the_file_are_ignored(bpe: HfTokenizer) -> None:
+    definition = json.loads(bpe._definition)
+    definition["truncation"] = {
+        "direction": "Right",
+        "max_length": 4,
+        "strategy": "LongestFirst",
+        "stride": 0,
+    }
+    definition["padding"] = {
+        "strategy": {"Fixed": 8}, "direction": "Right", "pad_to_multiple_of": None,
+        "pad_id": 0, "pad_type_id": 0, "pad_token": "<|endoftext|>",
+    }  # fmt: skip
+    tokenizer = HfTokenizer(json.dumps(definition))
+    assert tokenizer.encode(TEXTS[5]).tolist() == bpe.encode(TEXTS[5]).tolist()
+    assert len(tokenizer.encode("a")) == 1
+
+
+@pytest.mark.parametrize("kind", ["bytes", "hf"])
+def test_a_folder_carries_its_tokenizer(kind: str, bpe: HfTokenizer, tmp_path: Path) -> None:
+    tokenizer: Tokenizer = ByteTokenizer() if kind == "bytes" else bpe
+    tokenizer.save(tmp_path)
+    for source in (tmp_path, str(tmp_path / "tokenizer.json")):
+        loaded = load_tokenizer(source)
+        assert loaded.kind == kind
+        assert loaded.digest == tokenizer.digest
+        assert loaded.end_of_text == tokenizer.end_of_text
+        assert loaded.encode(TEXTS[3]).tolist() == tokenizer.encode(TEXTS[3]).tolist()
+
+
+def test_end_of_text_can_be_named_and_is_kept(tmp_path: Path) -> None:
+    tokenizer = HfTokenizer(small_bpe("</s>")._definition)
+    assert tokenizer.eot_token == "</s>"
+    other = HfTokenizer(tokenizer._definition, eot_token="a")
+    other.save(tmp_path)
+    assert load_tokenizer(tmp_path).end_of_text == tokenizer.encode("a").tolist()[0]
+    assert load_tokenizer(tmp_path).digest == other.digest != tokenizer.digest
+
+
+def test_no_end_of_text_lists_candidates() -> None:
+    with pytest.raises(InputError, match=r"<\|endoftext\|> or </s>.*eot_token.*\['<stop>'\]"):
+        small_bpe("<stop>")
+    with pytest.raises(InputError, match=r"'<nope>'.*'</s>'"):
+        HfTokenizer(small_bpe("</s>")._definition, eot_token="<nope>")
+
+
+def test_bad_sources_are_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="nowhere"):
+        load_tokenizer(tmp_path / "nowhere")
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(InputError, match=r"tokenizer\.json"):
+        load_tokenizer(tmp_path)
+
+
+def test_padded_vocabulary() -> None:
+    assert [padded_vocabulary(n) for n in (50257, 257, 64, 65)] == [50304, 320, 64, 128]
+
+
+@given(st.lists(st.integers(0, 319), max_size=60))
+def test_streamed_bytes_join_to_the_whole(ids: list[int]) -> None:
+    decoder = StreamDecoder(ByteTokenizer())
+    assert "".join(map(decoder.feed, ids)) + decoder.flush() == ByteTokenizer().decode(ids)
+
+
+@pytest.mark.parametrize("kind", ["bytes", "hf"])
+def test_streams_never_split_a_character(kind: str, bpe: HfTokenizer) -> None:
+    tokenizer: Tokenizer = ByteTokenizer() if kind == "bytes" else bpe
+    text = "né 日本語 👩‍👩‍👧 \U0001f3f4 done"
+    decoder = StreamDecoder(tokenizer)
+    pieces = [decoder.feed(token) for token in tokenizer.encode(text).tolist()]
+    assert "".join(pieces) == text
+    assert not any("\ufffd" in piece for piece in pieces)
+    assert sum(bool(piece) for piece in pieces) > 10
+    assert decoder.flush() == ""
+
+
+def test_a_stream_cut_inside_a_character_flushes() -> None:
+    decoder = StreamDecoder(ByteTokenizer())
+    assert [decoder.feed(b) for b in "a€".encode()[:3]] == ["a", "", ""]
+    assert decoder.flush() == "\ufffd"
+
+
+@needs_shared
+def test_gpt2() -> None:
+    tokenizer = load_tokenizer(SHARED / "tokenizers/gpt2/tokenizer.json")
+    assert tokenizer.encode("Hello world").tolist() == [15496, 995]
+    assert (tokenizer.vocabulary, tokenizer.end_of_text) == (50257, 50256)
+    text = "Grüße, 世界 👋"
+    decoder = StreamDecoder(tokenizer)
+    assert "".join(map(decoder.feed, tokenizer.encode(text).tolist())) == text
+
+
+@needs_shared
+def test_bert_streams_words_with_their_spaces() -> None:
+    tokenizer = load_tokenizer(SHARED / "tokenizers/bert_uncased/tokenizer.json")
+    ids = tokenizer.encode("the unbelievably long journey").tolist()
+    decoder = StreamDecoder(tokenizer)
+    assert "".join(map(decoder.feed, ids)) + decoder.flush() == tokenizer.decode(ids)
