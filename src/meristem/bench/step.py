@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import statistics
 import sys
 import time
@@ -103,28 +104,14 @@ def measure(
     """Time `steps` steps on fresh random tokens after `warmup` untimed ones (CUDA events on a GPU)."""
     batches = _random_batches(plan, device, batch)
     begin = time.perf_counter()
-    loss = step(*next(batches))
+    step(*next(batches))
     _wait(device)
     compile_seconds = time.perf_counter() - begin
     for _ in range(warmup):
-        loss = step(*next(batches))
+        step(*next(batches))
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
-    times = []
-    for _ in range(steps):
-        tokens, labels = next(batches)
-        _wait(device)
-        if device.type == "cuda":
-            start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            start.record()  # type: ignore[no-untyped-call]
-            loss = step(tokens, labels)
-            stop.record()  # type: ignore[no-untyped-call]
-            _wait(device)
-            times.append(start.elapsed_time(stop))  # type: ignore[no-untyped-call]
-        else:
-            start_time = time.perf_counter()
-            loss = step(tokens, labels)
-            times.append(1e3 * (time.perf_counter() - start_time))
+    times, loss = (_cuda_times if device.type == "cuda" else _cpu_times)(step, batches, steps)
     low, median, high = statistics.quantiles(times, n=4)
     rate = batch * plan.context / median * 1e3
     peak = peak_flops(device)
@@ -140,6 +127,27 @@ def measure(
         compile_seconds=compile_seconds,
         last_loss=float(loss),
     )
+
+
+def _cuda_times(step: Step, batches: Iterator[tuple[Tensor, Tensor]], steps: int) -> tuple[list[float], Tensor]:
+    """Milliseconds between consecutive steps. The host is not stopped in between, just as in training."""
+    prepared = [next(batches) for _ in range(steps)]
+    marks = [torch.cuda.Event(enable_timing=True) for _ in range(steps + 1)]
+    marks[0].record()  # type: ignore[no-untyped-call]
+    for mark, (tokens, labels) in zip(marks[1:], prepared, strict=True):
+        loss = step(tokens, labels)
+        mark.record()  # type: ignore[no-untyped-call]
+    torch.cuda.synchronize()
+    return [a.elapsed_time(b) for a, b in itertools.pairwise(marks)], loss  # type: ignore[no-untyped-call]
+
+
+def _cpu_times(step: Step, batches: Iterator[tuple[Tensor, Tensor]], steps: int) -> tuple[list[float], Tensor]:
+    times = []
+    for tokens, labels in itertools.islice(batches, steps):
+        start = time.perf_counter()
+        loss = step(tokens, labels)
+        times.append(1e3 * (time.perf_counter() - start))
+    return times, loss
 
 
 def report(results: list[StepResult], device: torch.device, settings: dict[str, Any]) -> dict[str, Any]:

@@ -9,8 +9,8 @@ from torch.nn.attention import sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from meristem.model.cache import LayerCache
-from meristem.model.kernels import BACKENDS
-from meristem.model.rotary import RotaryPair, rotate
+from meristem.model.backends import BACKENDS
+from meristem.model.rotary import RotaryPair, split_heads
 from meristem.plan import LayerPlan
 
 
@@ -26,10 +26,10 @@ class Attention(nn.Module):
 
     def project(self, x: Tensor, rotary: RotaryPair) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys (both turned to their positions) and values, each (B, its heads, T, head dim)."""
-        h, k = self.layer.heads, self.layer.kv_heads
-        qkv = self.qkv(x).unflatten(-1, (h + 2 * k, self.layer.head_dim))
-        turned = rotate(qkv[:, :, : h + k], rotary).transpose(1, 2)
-        return turned[:, :h], turned[:, h:], qkv[:, :, h + k :].transpose(1, 2)
+        heads, kv_heads = self.layer.heads, self.layer.kv_heads
+        packed = self.qkv(x).unflatten(-1, (heads + 2 * kv_heads, self.layer.head_dim))
+        queries, keys, values = split_heads(packed, rotary, heads, kv_heads)
+        return queries.transpose(1, 2), keys.transpose(1, 2), values.transpose(1, 2)
 
     def forward(
         self,

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import silu
 
 from meristem.model.attention import Attention
+from meristem.model.fused import swiglu_linear
 from meristem.model.rotary import RotaryPair
 from meristem.plan import LayerPlan
 
@@ -26,8 +26,7 @@ class FeedForward(nn.Module):
         self.down = nn.Linear(hidden, width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        gate, up = self.gate_up(x).chunk(2, dim=-1)
-        return self.down(silu(gate) * up)  # type: ignore[no-any-return]
+        return swiglu_linear(self.gate_up(x), self.down.weight)
 
 
 class Block(nn.Module):

@@ -14,7 +14,7 @@ from torch.nn.functional import linear
 from meristem.errors import InputError
 from meristem.model.block import INIT_STD, NORM_EPS, Block, draw_normal
 from meristem.model.cache import KVCache
-from meristem.model.kernels import choose_backends
+from meristem.model.backends import choose_backends
 from meristem.model.loss import linear_cross_entropy
 from meristem.model.rotary import RotaryTables
 from meristem.plan import Plan

@@ -1,0 +1,107 @@
+"""Operations that the compiler does not fuse well by itself, each as one opaque operator.
+
+Every operator has a plain PyTorch form, which runs anywhere and defines the result, and a Triton form for CUDA in
+`triton_kernels.py`. The compiler sees an operator as a single node: it neither splits nor reorders it.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import silu
+
+IGNORE = -100
+
+
+@cache
+def _has_triton() -> bool:
+    try:
+        import triton  # noqa: F401
+    except ImportError:
+        return False
+    return True
+
+
+def _use_triton(x: Tensor) -> bool:
+    return x.is_cuda and x.dtype != torch.float64 and _has_triton()
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    """The precision of sums: float32, or float64 for float64."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+# --- cross entropy ----------------------------------------------------------------------------------------------------
+
+
+@torch.library.custom_op("meristem::cross_entropy_", mutates_args=("logits",))
+def cross_entropy_(logits: Tensor, targets: Tensor, scale: Tensor) -> Tensor:
+    """Cross entropy of each row, (N,), 0 where the target is -100; logits (N, V) become its gradient times `scale`."""
+    if _use_triton(logits):
+        from meristem.model.triton_kernels import cross_entropy_kernel_
+
+        return cross_entropy_kernel_(logits, targets, scale)
+    wide = _wide(logits.dtype)
+    target = targets[:, None]
+    valid = target != IGNORE
+    gradient = torch.log_softmax(logits.to(wide), dim=-1)
+    losses = -gradient.gather(-1, target.clamp(min=0)) * valid
+    gradient.exp_().scatter_add_(-1, target.clamp(min=0), -torch.ones_like(losses))
+    logits.copy_(gradient.mul_(valid * scale))
+    return losses[:, 0]
+
+
+@cross_entropy_.register_fake
+def _(logits: Tensor, targets: Tensor, scale: Tensor) -> Tensor:
+    return logits.new_empty(logits.shape[0], dtype=_wide(logits.dtype))
+
+
+# --- SwiGLU -----------------------------------------------------------------------------------------------------------
+
+
+@torch.library.custom_op("meristem::swiglu_backward", mutates_args=())
+def swiglu_backward(gate_up: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
+    """For y = silu(gate) * up with gate_up (N, 2 f) and the gradient (N, f) of y: the gradient of gate_up, and y again."""
+    if _use_triton(gate_up):
+        from meristem.model.triton_kernels import swiglu_backward_kernel
+
+        return swiglu_backward_kernel(gate_up, grad)
+    wide = _wide(gate_up.dtype)
+    gate, up = gate_up.to(wide).chunk(2, dim=-1)
+    sigmoid = torch.sigmoid(gate)
+    active = gate * sigmoid
+    dy = grad.to(wide)
+    gate_grad = dy * up * sigmoid * (1 + gate * (1 - sigmoid))
+    return torch.cat((gate_grad, dy * active), dim=-1).to(gate_up.dtype), (active * up).to(gate_up.dtype)
+
+
+@swiglu_backward.register_fake
+def _(gate_up: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(gate_up), torch.empty_like(grad)
+
+
+class _SwigluLinear(torch.autograd.Function):
+    """silu(gate) * up, times a weight; the hidden product is formed again in backward instead of being kept."""
+
+    @staticmethod
+    def forward(ctx: Any, gate_up: Tensor, weight: Tensor) -> Tensor:  # type: ignore[override]
+        gate, up = gate_up.chunk(2, dim=-1)
+        cast = weight.to(gate_up.dtype)
+        ctx.save_for_backward(gate_up, cast)
+        ctx.weight_dtype = weight.dtype
+        return (silu(gate) * up) @ cast.T
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        gate_up, weight = ctx.saved_tensors
+        gate_up_grad, hidden = swiglu_backward(gate_up, grad @ weight)
+        return gate_up_grad, (grad.T @ hidden).to(ctx.weight_dtype)
+
+
+def swiglu_linear(gate_up: Tensor, weight: Tensor) -> Tensor:
+    """(silu(gate) * up) @ weight.T for gate_up (..., 2 f) and weight (d, f); computed in the dtype of gate_up."""
+    rows: Tensor = _SwigluLinear.apply(gate_up.flatten(0, -2), weight)  # type: ignore[no-untyped-call]
+    return rows.unflatten(0, gate_up.shape[:-1])
