@@ -19,6 +19,7 @@ from meristem.errors import InputError, RunError
 from meristem.model import Decoder
 from meristem.plan import Plan
 from meristem.training.devices import autocast, compute_dtype, describe_device, peak_flops
+from meristem.training.gradients import Gradients
 from meristem.training.optimizer import OptimizerConfig, guarded_update, make_optimizer
 
 Step = Callable[[Tensor, Tensor], Tensor]  # tokens and labels (B, T) in, loss out; includes the optimizer's update
@@ -46,15 +47,12 @@ def meristem_step(plan: Plan, device: torch.device, *, attention: str, compile: 
     kernels = model.use_attention(device, compute_dtype(device), attention)
     config = OptimizerConfig()
     optimizer = make_optimizer(model, config)
-    forward = torch.compile(model, fullgraph=True, dynamic=False) if compile else model
+    gradients = Gradients(model, compile=compile, device=device)
 
     def step(tokens: Tensor, labels: Tensor) -> Tensor:
-        with autocast(device):
-            loss = forward(tokens, labels).loss
-        loss.backward()
-        guarded_update(optimizer, config.lr, loss.detach(), config.clip)
-        optimizer.zero_grad(set_to_none=True)
-        return loss.detach()  # type: ignore[no-any-return]
+        loss = gradients(tokens[None], labels[None])
+        guarded_update(optimizer, config.lr, loss, config.clip)
+        return loss
 
     return step, kernels
 

@@ -59,6 +59,77 @@ def _(logits: Tensor, targets: Tensor, scale: Tensor) -> Tensor:
     return logits.new_empty(logits.shape[0], dtype=_wide(logits.dtype))
 
 
+# --- heads ------------------------------------------------------------------------------------------------------------
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Turn x (B, T, heads, dim) by the angle of each position; computed in float32, or float64 for float64.
+
+    Coordinate i is paired with i + dim / 2; `cos` and `sin` are (T, 1, dim) or (B, T, 1, dim), and the first half of
+    `sin` carries the minus of the rotation.
+    """
+    wide = x.to(_wide(x.dtype))
+    swapped = wide.unflatten(-1, (2, -1)).flip(-2).flatten(-2)
+    return (wide * cos + swapped * sin).to(x.dtype)
+
+
+@torch.library.custom_op("meristem::turn_heads", mutates_args=())
+def turn_heads(packed: Tensor, cos: Tensor, sin: Tensor, turned: int) -> Tensor:
+    """packed (B, T, heads, dim) with its first `turned` heads rotated and the others copied."""
+    if _use_triton(packed):
+        from meristem.model.triton_kernels import turn_heads_kernel
+
+        return turn_heads_kernel(packed, cos, sin, turned)
+    return torch.cat((rotate(packed[:, :, :turned], cos, sin), packed[:, :, turned:]), dim=2)
+
+
+@turn_heads.register_fake
+def _(packed: Tensor, cos: Tensor, sin: Tensor, turned: int) -> Tensor:
+    return torch.empty_like(packed)
+
+
+@torch.library.custom_op("meristem::turn_heads_backward", mutates_args=())
+def turn_heads_backward(dq: Tensor, dk: Tensor, dv: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """The gradient of packed, from those of its queries, keys and values, each (B, T, its heads, dim)."""
+    if _use_triton(dq):
+        from meristem.model.triton_kernels import turn_heads_backward_kernel
+
+        return turn_heads_backward_kernel(dq, dk, dv, cos, sin)
+    return torch.cat((rotate(dq, cos, -sin), rotate(dk, cos, -sin), dv), dim=2)
+
+
+@turn_heads_backward.register_fake
+def _(dq: Tensor, dk: Tensor, dv: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    batch, length, heads, dim = dq.shape
+    return dq.new_empty((batch, length, heads + 2 * dk.shape[2], dim))
+
+
+class _SplitHeads(torch.autograd.Function):
+    """Written out because automatic backward pads and adds three large tensors where one pass will do."""
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any, packed: Tensor, cos: Tensor, sin: Tensor, heads: int, kv_heads: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        ctx.save_for_backward(cos, sin)
+        turned = heads + kv_heads
+        # Values are copied along so that the packed projection need not be kept beside the result.
+        result = turn_heads(packed, cos, sin, turned)
+        return result[:, :, :heads], result[:, :, heads:turned], result[:, :, turned:]
+
+    @staticmethod
+    def backward(ctx: Any, dq: Tensor, dk: Tensor, dv: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        return turn_heads_backward(dq, dk, dv, *ctx.saved_tensors), None, None, None, None
+
+
+def split_heads(
+    packed: Tensor, cos: Tensor, sin: Tensor, heads: int, kv_heads: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries and keys, turned to their positions, and values, from packed (B, T, heads + 2 kv heads, dim)."""
+    parts: tuple[Tensor, Tensor, Tensor] = _SplitHeads.apply(packed, cos, sin, heads, kv_heads)  # type: ignore[no-untyped-call]
+    return parts
+
+
 # --- SwiGLU -----------------------------------------------------------------------------------------------------------
 
 

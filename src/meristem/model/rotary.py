@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,38 +21,6 @@ def rotary_table(dim: int, length: int, theta: float = THETA) -> RotaryPair:
     angles = torch.arange(length, dtype=torch.float64)[:, None, None] * frequencies
     cos, sin = angles.cos().float(), angles.sin().float()
     return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
-
-
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn x (B, T, heads, dim) by the angle of each position; computed in float32, or float64 for float64."""
-    wide = x if x.dtype == torch.float64 else x.float()
-    swapped = wide.unflatten(-1, (2, -1)).flip(-2).flatten(-2)
-    return (wide * cos + swapped * sin).to(x.dtype)
-
-
-class _SplitHeads(torch.autograd.Function):
-    """Written out because automatic backward pads and adds four large tensors where one pass will do."""
-
-    @staticmethod
-    def forward(  # type: ignore[override]
-        ctx: Any, packed: Tensor, cos: Tensor, sin: Tensor, heads: int, kv_heads: int
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        ctx.save_for_backward(cos, sin)
-        turned = heads + kv_heads
-        # Values are copied along so that the packed projection need not be kept beside the result.
-        result = torch.cat((rotate(packed[:, :, :turned], cos, sin), packed[:, :, turned:]), dim=2)
-        return result[:, :, :heads], result[:, :, heads:turned], result[:, :, turned:]
-
-    @staticmethod
-    def backward(ctx: Any, dq: Tensor, dk: Tensor, dv: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        cos, sin = ctx.saved_tensors
-        return torch.cat((rotate(dq, cos, -sin), rotate(dk, cos, -sin), dv), dim=2), None, None, None, None
-
-
-def split_heads(packed: Tensor, pair: RotaryPair, heads: int, kv_heads: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries and keys, turned to their positions, and values, from packed (B, T, heads + 2 kv heads, dim)."""
-    parts: tuple[Tensor, Tensor, Tensor] = _SplitHeads.apply(packed, *pair, heads, kv_heads)  # type: ignore[no-untyped-call]
-    return parts
 
 
 class RotaryTables(nn.Module):

@@ -1,0 +1,52 @@
+"""How far back each layer looks: the mean attention distance in tokens (Prism paper, equation 1).
+
+The distance of query t is the mean of t - s under its attention. That is t minus the mean of s, so attending to
+the position index in place of the values gives it with an ordinary fused attention call and no T x T map.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from meristem.errors import InputError
+from meristem.model import Decoder
+
+
+@torch.no_grad()
+def attention_distance(queries: Tensor, keys: Tensor) -> Tensor:
+    """Mean distance of one layer, a scalar, from turned queries (B, h, T, e) and keys (B, kv heads, T, e).
+
+    The mean is over the batch, the heads and the last half of the queries, which all have T / 2 tokens or more
+    before them. Computed in float32, or float64 for float64.
+    """
+    wide = torch.float64 if queries.dtype == torch.float64 else torch.float32
+    heads, length = queries.shape[1:3]
+    queries, keys = queries.to(wide), keys.to(wide)
+    # Repeated here because the fused float32 kernel of CUDA takes no groups.
+    keys = keys.repeat_interleave(heads // keys.shape[1], dim=1)
+    positions = torch.arange(length, device=queries.device, dtype=wide)
+    with torch.autocast(queries.device.type, enabled=False):  # bf16 cannot tell position 1022 from 1023
+        # As wide as a head, which fused kernels ask for; all columns are equal.
+        looked_at = scaled_dot_product_attention(
+            queries, keys, positions[:, None].expand_as(queries), is_causal=True
+        )[..., 0]
+    half = length // 2
+    return (positions[half:] - looked_at[..., half:]).mean()
+
+
+@torch.no_grad()
+def layer_distances(model: Decoder, tokens: Tensor) -> Tensor:
+    """Mean attention distance of every layer, (layers,), over the sequences tokens (B, T)."""
+    length = tokens.shape[1]
+    if length > model.plan.context:
+        raise InputError("tokens", length, f"positions are more than the context, {model.plan.context}")
+    x = model.embedding(tokens)
+    distances: list[Tensor] = []
+    for block in model.blocks:
+        rotary = model.rotary.pair(block.attention.layer.head_dim, slice(0, length))  # type: ignore[union-attr,arg-type]
+        queries, keys, _ = block.attention.project(block.attention_norm(x), rotary)  # type: ignore[union-attr,operator]
+        distances.append(attention_distance(queries, keys))
+        x = block(x, rotary)
+    return torch.stack(distances)

@@ -1,0 +1,102 @@
+"""Loss and gradients of one update: forward and backward over its micro-batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from meristem.model import DecoderOutput
+from meristem.training.devices import autocast
+
+Forward = Callable[[Tensor, Tensor], DecoderOutput]
+
+
+class Gradients:
+    """Leaves the mean gradient over the micro-batches in the parameters' `.grad`.
+
+    With `graph`, forward and backward of a micro-batch are recorded once as a CUDA graph and then replayed, which
+    removes the gaps between some five hundred kernel launches.
+    """
+
+    def __init__(self, model: nn.Module, *, compile: bool, device: torch.device) -> None:
+        self.parameters = [p for p in model.parameters() if p.requires_grad]
+        self.device = device
+        self.distributed = model if isinstance(model, DistributedDataParallel) else None
+        self.forward: Forward = torch.compile(model, dynamic=False) if compile else model
+        self.graph = _Graph(self) if compile and device.type == "cuda" and self.distributed is None else None
+
+    def __call__(self, tokens: Tensor, labels: Tensor) -> Tensor:
+        """tokens and labels (micro-batches, b, T) in; the mean loss out, still on the device."""
+        if self.graph is not None:
+            return self.graph.accumulate(tokens, labels)
+        for parameter in self.parameters:
+            parameter.grad = None
+        count = len(tokens)
+        total = torch.zeros((), device=self.device)
+        for index in range(count):
+            last = index == count - 1
+            # Gradients are exchanged between processes once, with the last micro-batch.
+            with nullcontext() if last or self.distributed is None else self.distributed.no_sync():
+                total += self.backward(tokens[index], labels[index], 1 / count)
+        return total
+
+    def backward(self, tokens: Tensor, labels: Tensor, weight: float) -> Tensor:
+        with autocast(self.device):
+            loss = self.forward(tokens, labels).loss
+        assert loss is not None
+        weighted = loss * weight
+        weighted.backward()  # type: ignore[no-untyped-call]
+        return weighted.detach()
+
+
+class _Graph:
+    """A recorded forward and backward of one micro-batch shape. A replay overwrites the gradients, it does not add."""
+
+    WARMUP = 3
+
+    def __init__(self, gradients: Gradients) -> None:
+        self.gradients = gradients
+        self.recording: torch.cuda.CUDAGraph | None = None
+
+    def accumulate(self, tokens: Tensor, labels: Tensor) -> Tensor:
+        if self.recording is None:
+            self._record(tokens[0], labels[0], 1 / len(tokens))
+        grads = [p.grad for p in self.gradients.parameters if p.grad is not None]
+        loss = self._replay(tokens[0], labels[0])
+        if len(tokens) == 1:
+            return loss
+        total, sums = loss.clone(), [g.clone() for g in grads]
+        for index in range(1, len(tokens)):
+            total += self._replay(tokens[index], labels[index])
+            torch._foreach_add_(sums, grads)
+        torch._foreach_copy_(grads, sums)
+        return total
+
+    def _record(self, tokens: Tensor, labels: Tensor, weight: float) -> None:
+        self.tokens, self.labels = tokens.clone(), labels.clone()
+        aside = torch.cuda.Stream()
+        aside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(aside):  # compiles, and lets libraries allocate their workspaces
+            for _ in range(self.WARMUP):
+                self._clear()
+                self.gradients.backward(self.tokens, self.labels, weight)
+        torch.cuda.current_stream().wait_stream(aside)
+        self._clear()
+        self.recording = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.recording):
+            self.loss = self.gradients.backward(self.tokens, self.labels, weight)
+
+    def _replay(self, tokens: Tensor, labels: Tensor) -> Tensor:
+        assert self.recording is not None
+        self.tokens.copy_(tokens)
+        self.labels.copy_(labels)
+        self.recording.replay()
+        return self.loss
+
+    def _clear(self) -> None:
+        for parameter in self.gradients.parameters:
+            parameter.grad = None

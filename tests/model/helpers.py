@@ -1,0 +1,109 @@
+"""Small plans and plain reference forms for the tests of the model."""
+
+# Hypothesis is not followed by mypy (pyproject.toml), so its decorators look untyped.
+# mypy: disable-error-code="untyped-decorator"
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import strategies as st
+from torch import Tensor
+
+from meristem.model import Decoder
+from meristem.plan import LayerPlan, Plan
+
+SIZES: dict[str, dict[str, Any]] = {
+    "small": {"layers": 12, "width": 768, "heads": 12},
+    "medium": {"layers": 24, "width": 1024, "heads": 16},
+    "large": {"layers": 24, "width": 1536, "heads": 16},
+}
+# Reverse and shuffle are the negative controls: what holds for Prism must not depend on the order of its layers.
+ARMS = ("prism", "reverse", "shuffle")
+SCHEDULES = ("uniform", *ARMS)
+DTYPES = (torch.float32, torch.float64)
+
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+def small_plan(
+    schedule: str = "prism", *, kv_group: int = 1, vocabulary: int = 61, context: int = 32
+) -> Plan:
+    """Six layers; Prism's head counts are 2, 4, 6, 12, 12, 12, so all may share keys in groups of 2."""
+    shape = {"layers": 6, "width": 96, "heads": 12, "dims": (48, 24, 16)}
+    return Plan.scheduled(schedule, **shape, kv_group=kv_group, vocabulary=vocabulary, context=context)
+
+
+def random_tokens(plan: Plan, batch: int = 2, length: int | None = None, seed: int = 0) -> Tensor:
+    size = (batch, plan.context if length is None else length)
+    return torch.randint(plan.vocabulary, size, generator=torch.Generator().manual_seed(seed))
+
+
+def lively(plan: Plan, dtype: torch.dtype = torch.float32, seed: int = 0) -> Decoder:
+    """A model whose weights are large enough for attention to be far from uniform, as after training.
+
+    At the initial scale a small model's attention is nearly an average, and many mistakes would go unseen.
+    """
+    model = Decoder(plan, seed).to(dtype)
+    generator = torch.Generator().manual_seed(seed + 1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 2:
+                noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+                parameter.copy_(noise / math.sqrt(parameter.shape[1]))
+            else:
+                parameter.copy_(0.5 + torch.rand(parameter.shape, generator=generator, dtype=torch.float64))
+    return model
+
+
+def causal_probabilities(queries: Tensor, keys: Tensor) -> Tensor:
+    """The explicit map (B, h, T, T); keys may have fewer heads."""
+    keys = keys.repeat_interleave(queries.shape[1] // keys.shape[1], dim=1)
+    scores = queries @ keys.transpose(-1, -2) / math.sqrt(queries.shape[-1])
+    hidden = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
+    return scores.masked_fill(hidden, -math.inf).softmax(-1)
+
+
+def explicit_attention(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    values = values.repeat_interleave(queries.shape[1] // values.shape[1], dim=1)
+    return causal_probabilities(queries, keys) @ values
+
+
+def complex_rotation(x: Tensor, first: int = 0, theta: float = 10_000.0) -> Tensor:
+    """Rotary positions as products of complex numbers: x (B, T, heads, dim), pairs (i, i + dim / 2)."""
+    dim = x.shape[-1]
+    numbers = torch.complex(x[..., : dim // 2].double(), x[..., dim // 2 :].double())
+    positions = torch.arange(first, first + x.shape[1], dtype=torch.float64)
+    exponents = torch.arange(dim // 2, dtype=torch.float64) * 2 / dim
+    angles = positions[:, None, None] * theta**-exponents
+    turned = numbers * torch.polar(torch.ones_like(angles), angles).to(x.device)
+    return torch.cat((turned.real, turned.imag), dim=-1)
+
+
+def relative_error(actual: Tensor, expected: Tensor) -> float:
+    """L2 norm of the difference over that of the expected values."""
+    expected = expected.double()
+    return float((actual.double() - expected).norm() / expected.norm())
+
+
+@st.composite
+def layer_plans(draw: Any) -> LayerPlan:
+    heads = draw(st.integers(1, 4))
+    kv_heads = draw(st.sampled_from([k for k in range(1, heads + 1) if heads % k == 0]))
+    return LayerPlan(heads, 2 * draw(st.integers(1, 8)), kv_heads)
+
+
+@st.composite
+def plans(draw: Any, *, min_context: int = 1) -> Plan:
+    """Any buildable plan: heads times head dim need not be the width, and every layer groups its keys its own way."""
+    layers = tuple(draw(st.lists(layer_plans(), min_size=1, max_size=4)))
+    return Plan(
+        width=draw(st.integers(2, 24)),
+        vocabulary=draw(st.integers(2, 40)),
+        context=draw(st.integers(min_context, 16)),
+        feed_forward=draw(st.integers(1, 24)),
+        layers=layers,
+    )
