@@ -33,7 +33,7 @@ class StepResult:
     milliseconds: float
     spread: float  # distance between the quartiles, in milliseconds
     tokens_per_second: float
-    peak_gib: float | None
+    peak_gib: float | None  # memory held by the allocator, recorded graphs included
     mfu: float | None
     attention: list[str] | None
     steps: int
@@ -108,6 +108,7 @@ def measure(
     for _ in range(warmup):
         step(*next(batches))
     if device.type == "cuda":
+        torch.cuda.empty_cache()  # what compilation left behind is not part of a step
         torch.cuda.reset_peak_memory_stats(device)
     times, loss = (_cuda_times if device.type == "cuda" else _cpu_times)(step, batches, steps)
     low, median, high = statistics.quantiles(times, n=4)
@@ -118,7 +119,7 @@ def measure(
         milliseconds=median,
         spread=high - low,
         tokens_per_second=rate,
-        peak_gib=torch.cuda.max_memory_allocated(device) / 2**30 if device.type == "cuda" else None,
+        peak_gib=torch.cuda.max_memory_reserved(device) / 2**30 if device.type == "cuda" else None,
         mfu=None if peak is None else rate * plan.cost.training.full / peak,
         attention=attention,
         steps=steps,

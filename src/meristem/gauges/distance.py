@@ -1,7 +1,7 @@
 """How far back each layer looks: the mean attention distance in tokens (Prism paper, equation 1).
 
-The distance of query t is the mean of t - s under its attention. That is t minus the mean of s, so attending to
-the position index in place of the values gives it with an ordinary fused attention call and no T x T map.
+The distance of query t is the mean of t - s under its attention. That is t minus the mean of s, so attending
+to the position index in place of the values gives it with an ordinary fused attention call and no T x T map.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from meristem.model import Decoder
 def attention_distance(queries: Tensor, keys: Tensor) -> Tensor:
     """Mean distance of one layer, a scalar, from turned queries (B, h, T, e) and keys (B, kv heads, T, e).
 
-    The mean is over the batch, the heads and the last half of the queries, which all have T / 2 tokens or more
-    before them. Computed in float32, or float64 for float64.
+    The mean is over the batch, the heads and the last half of the queries, which have half of the tokens or
+    more before them. Computed in float32, or float64 for float64.
     """
     wide = torch.float64 if queries.dtype == torch.float64 else torch.float32
     heads, length = queries.shape[1:3]
@@ -27,11 +27,10 @@ def attention_distance(queries: Tensor, keys: Tensor) -> Tensor:
     # Repeated here because the fused float32 kernel of CUDA takes no groups.
     keys = keys.repeat_interleave(heads // keys.shape[1], dim=1)
     positions = torch.arange(length, device=queries.device, dtype=wide)
+    # As wide as a head and contiguous in it, which fused kernels ask for; all columns are equal.
+    values = positions[:, None].repeat(1, queries.shape[3]).expand_as(queries)
     with torch.autocast(queries.device.type, enabled=False):  # bf16 cannot tell position 1022 from 1023
-        # As wide as a head, which fused kernels ask for; all columns are equal.
-        looked_at = scaled_dot_product_attention(
-            queries, keys, positions[:, None].expand_as(queries), is_causal=True
-        )[..., 0]
+        looked_at = scaled_dot_product_attention(queries, keys, values, is_causal=True)[..., 0]
     half = length // 2
     return (positions[half:] - looked_at[..., half:]).mean()
 

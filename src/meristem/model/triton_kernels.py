@@ -27,7 +27,8 @@ def _cross_entropy(logits, targets, losses, scale, columns, BLOCK: tl.constexpr,
         parts = tl.zeros((BLOCK,), tl.float32)
         for start in range(0, columns, BLOCK):
             at = start + offsets
-            x = tl.load(logits + at, mask=at < columns, other=-float("inf")).to(tl.float32)
+            # Kept in the L2 cache for the second reading below.
+            x = tl.load(logits + at, mask=at < columns, other=-float("inf"), eviction_policy="evict_last").to(tl.float32)
             new_top = tl.maximum(top, tl.max(x))
             parts = parts * tl.exp(top - new_top) + tl.exp(x - new_top)
             top = new_top
@@ -35,7 +36,7 @@ def _cross_entropy(logits, targets, losses, scale, columns, BLOCK: tl.constexpr,
         factor = tl.load(scale)
         for start in range(0, columns, BLOCK):
             at = start + offsets
-            x = tl.load(logits + at, mask=at < columns, other=-float("inf")).to(tl.float32)
+            x = tl.load(logits + at, mask=at < columns, other=-float("inf"), eviction_policy="evict_first").to(tl.float32)
             gradient = (tl.exp(x - log_sum) - (at == target).to(tl.float32)) * factor
             tl.store(logits + at, gradient.to(logits.dtype.element_ty), mask=at < columns)
         tl.store(losses + row, log_sum - target_logit)
@@ -79,79 +80,60 @@ def swiglu_backward_kernel(gate_up: Tensor, grad: Tensor) -> tuple[Tensor, Tenso
 
 
 @triton.jit
-def _turn_heads(packed, cos, sin, result, total, positions, TURNED, PAIRS: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    # One element per pair of coordinates (i, i + HALF) of a head; PAIRS of them per token.
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+def _turn(  # type: ignore[no-untyped-def]
+    source, result, cos, sin, total, length, positions,
+    source_batch, source_token, source_head, result_token,
+    PAIRS: tl.constexpr, HALF: tl.constexpr, SIGN: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    # One element per pair of coordinates (i, i + HALF) of a head, PAIRS of them per token of the source. Indices
+    # within a program are 32-bit: 64-bit divisions would cost more than the memory traffic.
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = at < total
     token, pair = at // PAIRS, at % PAIRS
     head, i = pair // HALF, pair % HALF
-    first = token * (2 * PAIRS) + head * (2 * HALF) + i
-    x = tl.load(packed + first, mask=inside, other=0.0).to(tl.float32)
-    y = tl.load(packed + first + HALF, mask=inside, other=0.0).to(tl.float32)
-    row = (token % positions) * (2 * HALF) + i
-    turn = inside & (head < TURNED)
-    c = tl.load(cos + row, mask=turn, other=1.0)
-    s = tl.load(sin + row + HALF, mask=turn, other=0.0)
+    batch, t = token // length, token % length
+    x_at = source + batch.to(tl.int64) * source_batch + t * source_token + head * source_head + i
+    x = tl.load(x_at, mask=inside, other=0.0)
+    y = tl.load(x_at + HALF, mask=inside, other=0.0)
+    if SIGN != 0:
+        row = (token % positions) * (2 * HALF) + i
+        c = tl.load(cos + row, mask=inside, other=0.0)
+        s = tl.load(sin + row + HALF, mask=inside, other=0.0) * SIGN
+        x, y = x.to(tl.float32), y.to(tl.float32)
+        x, y = x * c - y * s, y * c + x * s
+    out = result + token.to(tl.int64) * result_token + head * (2 * HALF) + i
     kind = result.dtype.element_ty
-    tl.store(result + first, (x * c - y * s).to(kind), mask=inside)
-    tl.store(result + first + HALF, (y * c + x * s).to(kind), mask=inside)
+    tl.store(out, x.to(kind), mask=inside)
+    tl.store(out + HALF, y.to(kind), mask=inside)
+
+
+def _turn_into(result: Tensor, source: Tensor, cos: Tensor, sin: Tensor, sign: int) -> None:
+    """Write source (B, T, heads, dim), turned by `sign` times its angles, into some heads of a packed result."""
+    if source.stride(-1) != 1:
+        source = source.contiguous()
+    _, length, heads, dim = source.shape
+    total = source.numel() // 2
+    assert total < 2**31
+    _turn[(triton.cdiv(total, 1024),)](
+        source, result, cos, sin, total, length, cos.numel() // dim, *source.stride()[:3], result.stride(1),
+        PAIRS=heads * dim // 2, HALF=dim // 2, SIGN=sign, BLOCK=1024, num_warps=4,
+    )  # fmt: skip
 
 
 def turn_heads_kernel(packed: Tensor, cos: Tensor, sin: Tensor, turned: int) -> Tensor:
-    packed = packed.contiguous()
+    packed, cos, sin = packed.contiguous(), cos.contiguous(), sin.contiguous()
     result = torch.empty_like(packed)
-    _, _, heads, dim = packed.shape
-    total = packed.numel() // 2
-    _turn_heads[(triton.cdiv(total, 1024),)](
-        packed, cos.contiguous(), sin.contiguous(), result, total, cos.numel() // dim, turned,
-        PAIRS=heads * dim // 2, HALF=dim // 2, BLOCK=1024, num_warps=4,
-    )  # fmt: skip
+    _turn_into(result, packed[:, :, :turned], cos, sin, 1)
+    _turn_into(result[:, :, turned:], packed[:, :, turned:], cos, sin, 0)
     return result
 
 
-@triton.jit
-def _turn_heads_backward(  # type: ignore[no-untyped-def]
-    dq, dk, dv, cos, sin, result, total, length, positions,
-    qb, qt, qh, kb, kt, kh, vb, vt, vh,
-    HEADS, KV_HEADS, PAIRS: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = at < total
-    token, pair = at // PAIRS, at % PAIRS
-    head, i = pair // HALF, pair % HALF
-    b, t = token // length, token % length
-    is_q = inside & (head < HEADS)
-    is_k = inside & (head >= HEADS) & (head < HEADS + KV_HEADS)
-    is_v = inside & (head >= HEADS + KV_HEADS)
-    q = dq + b * qb + t * qt + head * qh + i
-    k = dk + b * kb + t * kt + (head - HEADS) * kh + i
-    v = dv + b * vb + t * vt + (head - HEADS - KV_HEADS) * vh + i
-    x = tl.load(q, mask=is_q, other=0.0) + tl.load(k, mask=is_k, other=0.0) + tl.load(v, mask=is_v, other=0.0)
-    y = (
-        tl.load(q + HALF, mask=is_q, other=0.0)
-        + tl.load(k + HALF, mask=is_k, other=0.0)
-        + tl.load(v + HALF, mask=is_v, other=0.0)
-    )
-    x, y = x.to(tl.float32), y.to(tl.float32)
-    row = (token % positions) * (2 * HALF) + i
-    c = tl.load(cos + row, mask=is_q | is_k, other=1.0)
-    s = tl.load(sin + row + HALF, mask=is_q | is_k, other=0.0)
-    first = token * (2 * PAIRS) + head * (2 * HALF) + i
-    kind = result.dtype.element_ty
-    tl.store(result + first, (x * c + y * s).to(kind), mask=inside)
-    tl.store(result + first + HALF, (y * c - x * s).to(kind), mask=inside)
-
-
 def turn_heads_backward_kernel(dq: Tensor, dk: Tensor, dv: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    dq, dk, dv = (x if x.stride(-1) == 1 else x.contiguous() for x in (dq, dk, dv))
     batch, length, heads, dim = dq.shape
     kv_heads = dk.shape[2]
-    packed_heads = heads + 2 * kv_heads
-    result = dq.new_empty((batch, length, packed_heads, dim))
-    total = result.numel() // 2
-    _turn_heads_backward[(triton.cdiv(total, 1024),)](
-        dq, dk, dv, cos.contiguous(), sin.contiguous(), result, total, length, cos.numel() // dim,
-        *dq.stride()[:3], *dk.stride()[:3], *dv.stride()[:3],
-        heads, kv_heads, PAIRS=packed_heads * dim // 2, HALF=dim // 2, BLOCK=1024, num_warps=4,
-    )  # fmt: skip
+    cos, sin = cos.contiguous(), sin.contiguous()
+    result = dq.new_empty((batch, length, heads + 2 * kv_heads, dim))
+    _turn_into(result, dq, cos, sin, -1)
+    _turn_into(result[:, :, heads:], dk, cos, sin, -1)
+    _turn_into(result[:, :, heads + kv_heads :], dv, cos, sin, 0)
     return result

@@ -86,6 +86,7 @@ class _Graph:
                 self.gradients.backward(self.tokens, self.labels, weight)
         torch.cuda.current_stream().wait_stream(aside)
         self._clear()
+        torch.cuda.empty_cache()  # the recording allocates from a pool of its own
         self.recording = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self.recording):
             self.loss = self.gradients.backward(self.tokens, self.labels, weight)
