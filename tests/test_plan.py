@@ -1,7 +1,6 @@
 """Plans against published sizes, hand-written formulas and golden values (prism.md 5.2 and 6, sgt.md O13)."""
 
 # Hypothesis is not followed by mypy (pyproject.toml), so its decorators look untyped.
-# mypy: disable-error-code="untyped-decorator"
 
 from __future__ import annotations
 
@@ -171,9 +170,7 @@ def layer_plans(draw: Any) -> LayerPlan:
 
 
 sizes = st.integers(1, 5000)
-plans = st.builds(
-    Plan, sizes, sizes, sizes, sizes, st.lists(layer_plans(), min_size=1, max_size=6).map(tuple)
-)
+plans = st.builds(Plan, sizes, sizes, sizes, sizes, st.lists(layer_plans(), min_size=1, max_size=6).map(tuple))
 
 
 @given(plan=plans)
@@ -205,10 +202,7 @@ def test_digest_golden_value() -> None:
         '{"head_dim":6,"heads":1,"kv_heads":1,"loop":{"heads":[0],"passes":2}}],"vocabulary":16,"width":8}'
     )
     assert plan.digest == hashlib.sha256(canonical.encode()).hexdigest()
-    assert (
-        Plan.prism(**SIZES["small"]).digest
-        == "d367e72a727d59b24bd39e710af0f8cbbf598053e86d032e69ce2598cc0d1490"
-    )
+    assert Plan.prism(**SIZES["small"]).digest == "d367e72a727d59b24bd39e710af0f8cbbf598053e86d032e69ce2598cc0d1490"
 
 
 @given(plan=plans, layer=layer_plans(), position=st.integers(0, 5))
@@ -216,9 +210,7 @@ def test_with_layer_changes_one_layer(plan: Plan, layer: LayerPlan, position: in
     index = position % len(plan.layers)
     changed = plan.with_layer(index, layer)
     assert changed.layers[index] == layer
-    assert (
-        changed.layers[:index] + changed.layers[index + 1 :] == plan.layers[:index] + plan.layers[index + 1 :]
-    )
+    assert changed.layers[:index] + changed.layers[index + 1 :] == plan.layers[:index] + plan.layers[index + 1 :]
     assert changed.with_layer(index, plan.layers[index]) == plan
 
 

@@ -1,7 +1,6 @@
 """Schedules against the published ones and against vectors worked out by hand (prism.md 2.1, 2.4, 2.5)."""
 
 # Hypothesis is not followed by mypy (pyproject.toml), so its decorators look untyped.
-# mypy: disable-error-code="untyped-decorator"
 
 from __future__ import annotations
 
@@ -126,9 +125,7 @@ shapes = st.tuples(
 
 
 @given(name=st.sampled_from(SCHEDULES), shape=shapes, extended=st.booleans(), seed=st.integers(0, 9))
-def test_schedules_keep_their_rules(
-    name: str, shape: tuple[int, int, int], extended: bool, seed: int
-) -> None:
+def test_schedules_keep_their_rules(name: str, shape: tuple[int, int, int], extended: bool, seed: int) -> None:
     layers, width, dim = shape
     assume(width % dim == 0)
     heads, dims = width // dim, EXTENDED_DIMS if extended else PREFERRED_DIMS
@@ -163,9 +160,7 @@ def test_schedules_keep_their_rules(
     ],
     ids=["non-divisor", "falls", "too wide", "odd", "too few base layers", "empty"],
 )
-def test_oracle_3_invalid_schedules_are_refused(
-    schedule: tuple[int, ...], width: int, words: list[str]
-) -> None:
+def test_oracle_3_invalid_schedules_are_refused(schedule: tuple[int, ...], width: int, words: list[str]) -> None:
     with pytest.raises(InputError) as caught:
         check_prism(schedule, width)
     assert all(word in str(caught.value) for word in words), caught.value

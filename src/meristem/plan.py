@@ -50,14 +50,10 @@ class LayerPlan:
         _at_least("heads", self.heads, 1)
         _at_least("head_dim", self.head_dim, 2)
         if self.head_dim % 2:
-            raise InputError(
-                "head_dim", self.head_dim, "must be even, rotary positions turn pairs of coordinates"
-            )
+            raise InputError("head_dim", self.head_dim, "must be even, rotary positions turn pairs of coordinates")
         _at_least("kv_heads", self.kv_heads, 1)
         if self.heads % self.kv_heads:
-            raise InputError(
-                "kv_heads", self.kv_heads, f"must be one of {divisors(self.heads)}, to divide the heads"
-            )
+            raise InputError("kv_heads", self.kv_heads, f"must be one of {divisors(self.heads)}, to divide the heads")
         if self.loop is not None:
             chosen = self.loop.heads
             in_range = all(type(h) is int and 0 <= h < self.heads for h in chosen)
@@ -201,9 +197,7 @@ class Plan:
         **shape: Any,
     ) -> Plan:
         """A plan from a named schedule; see `meristem.schedules.head_schedule`."""
-        counts = head_schedule(
-            schedule, layers=layers, width=width, heads=heads, dims=dims, ramp=ramp, seed=seed
-        )
+        counts = head_schedule(schedule, layers=layers, width=width, heads=heads, dims=dims, ramp=ramp, seed=seed)
         return cls.from_heads(counts, width=width, **shape)
 
     @classmethod
@@ -255,9 +249,7 @@ class Plan:
             softmax += len(layer.loop.heads) * t * t * passes
             kv_values += 2 * m * passes
             activations += (4 * d + 2 * d + 2 * 4 * m + 4 * len(layer.loop.heads)) * passes
-        return Cost(
-            attention_matrices + feed_forward_matrices + 2 * d, forward, softmax, 2 * kv_values, activations
-        )
+        return Cost(attention_matrices + feed_forward_matrices + 2 * d, forward, softmax, 2 * kv_values, activations)
 
     @property
     def outer_cost(self) -> Cost:
@@ -297,13 +289,9 @@ class Plan:
                     "a several times slower kernel is used"
                 )
             if dim % 8:
-                found.append(
-                    f"{where}: head dim {dim} is not a multiple of 8; fused kernels pad or refuse it"
-                )
+                found.append(f"{where}: head dim {dim} is not a multiple of 8; fused kernels pad or refuse it")
             if dim == 96:
-                found.append(
-                    f"{where}: head dim 96 cannot be served by FlashInfer (it takes {FLASHINFER_DIMS})"
-                )
+                found.append(f"{where}: head dim 96 cannot be served by FlashInfer (it takes {FLASHINFER_DIMS})")
         bad = [h for h in sorted(set(self.heads + self.kv_heads)) if h % tensor_parallel]
         if bad:
             found.append(f"tensor-parallel size {tensor_parallel} does not divide the head counts {bad}")

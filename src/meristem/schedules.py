@@ -53,9 +53,7 @@ def head_schedule(
     steps = ladder(width, heads, dims)
     length = default_ramp(layers) if ramp is None else ramp
     if not 0 <= length <= layers // 2:
-        raise InputError(
-            "ramp", length, f"must be in 0..{layers // 2}: half of the {layers} layers keep the base"
-        )
+        raise InputError("ramp", length, f"must be in 0..{layers // 2}: half of the {layers} layers keep the base")
     if len(steps) < 2:
         raise InputError(
             "heads",
@@ -84,9 +82,7 @@ def ladder(width: int, heads: int, dims: Sequence[int] = PREFERRED_DIMS) -> tupl
     for dim in dims:
         if dim > MAX_DIM or dim < 8 or dim % 8:
             raise InputError("dims", dim, f"must be multiples of 8 up to {MAX_DIM}, where fused kernels stop")
-    return tuple(
-        sorted({width // dim for dim in dims if width % dim == 0 and width // dim < heads} | {heads})
-    )
+    return tuple(sorted({width // dim for dim in dims if width % dim == 0 and width // dim < heads} | {heads}))
 
 
 def check_prism(schedule: Sequence[int], width: int, *, strict: bool = True) -> None:
@@ -99,13 +95,9 @@ def check_prism(schedule: Sequence[int], width: int, *, strict: bool = True) -> 
             raise InputError(f"heads[{layer}]", h, f"must divide width {width}: one of {allowed}")
         dim = width // h
         if dim % 2 or dim > MAX_DIM:
-            raise InputError(
-                f"heads[{layer}]", h, f"gives head dim {dim}, which must be even and at most {MAX_DIM}"
-            )
+            raise InputError(f"heads[{layer}]", h, f"gives head dim {dim}, which must be even and at most {MAX_DIM}")
         if layer and h < schedule[layer - 1]:
-            raise InputError(
-                f"heads[{layer}]", h, f"must not fall: at least {schedule[layer - 1]}, as before it"
-            )
+            raise InputError(f"heads[{layer}]", h, f"must not fall: at least {schedule[layer - 1]}, as before it")
     base = sum(h == schedule[-1] for h in schedule)
     if strict and 2 * base < len(schedule):
         raise InputError(

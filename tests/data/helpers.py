@@ -17,9 +17,7 @@ needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason=f"needs the data i
 
 
 def write_jsonl(path: Path, texts: Sequence[str], field: str = "text") -> Path:
-    path.write_text(
-        "".join(json.dumps({"id": i, field: t}) + "\n" for i, t in enumerate(texts)), encoding="utf-8"
-    )
+    path.write_text("".join(json.dumps({"id": i, field: t}) + "\n" for i, t in enumerate(texts)), encoding="utf-8")
     return path
 
 

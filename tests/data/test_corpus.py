@@ -14,10 +14,7 @@ from .helpers import SHARED, TEXTS, needs_shared, write_jsonl
 
 
 def texts_of(path: Path, field: str = "text") -> list[str]:
-    return [
-        item.text if isinstance(item, Document) else f"BAD {item.line}"
-        for item in read_documents(path, field)
-    ]
+    return [item.text if isinstance(item, Document) else f"BAD {item.line}" for item in read_documents(path, field)]
 
 
 def only_bad(path: Path) -> BadPlace:
@@ -63,9 +60,7 @@ def test_all_forms_give_the_same_documents(tmp_path: Path) -> None:
     half = len(content) // 2
     frames = [zstandard.compress(part) for part in (content[:half], content[half:])]
     (tmp_path / "a.jsonl.zst").write_bytes(b"".join(frames))
-    pq.write_table(
-        pa.table({"text": TEXTS, "n": range(len(TEXTS))}), tmp_path / "a.parquet", row_group_size=7
-    )
+    pq.write_table(pa.table({"text": TEXTS, "n": range(len(TEXTS))}), tmp_path / "a.parquet", row_group_size=7)
     for path in find_files([tmp_path]):
         assert texts_of(path) == TEXTS, path
 
@@ -104,9 +99,7 @@ def test_bad_lines_are_named_and_passed_over(tmp_path: Path) -> None:
         "2: not UTF-8", "3: not JSON", "4: no field 'text' among ['body']", "5: field 'text' holds int",
         "6: not a JSON object but list", "9: field 'text' is not Unicode", "10: not JSON",
     ]  # fmt: skip
-    assert [
-        place.removeprefix(f"{path}:")[: len(want)] for place, want in zip(bad, expected, strict=True)
-    ] == expected
+    assert [place.removeprefix(f"{path}:")[: len(want)] for place, want in zip(bad, expected, strict=True)] == expected
 
 
 def test_the_text_field_can_be_named(tmp_path: Path) -> None:
@@ -164,9 +157,7 @@ def test_real_documents() -> None:
 
 
 @pytest.mark.parametrize(("package", "suffix"), [("zstandard", ".jsonl.zst"), ("pyarrow", ".parquet")])
-def test_a_missing_package_is_named(
-    package: str, suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_package_is_named(package: str, suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, package, None)
     path = tmp_path / f"a{suffix}"
     path.touch()

@@ -41,9 +41,7 @@ def leftovers(folder: Path) -> list[str]:
 @pytest.mark.parametrize("kind", ["bytes", "hf"])
 def test_round_trip(kind: str, tmp_path: Path) -> None:
     tokenizer: Tokenizer = BYTES if kind == "bytes" else small_bpe()
-    index = prepare(
-        [write_jsonl(tmp_path / "a.jsonl", TEXTS)], tmp_path / "out", tokenizer=tokenizer, held_out=0.1
-    )
+    index = prepare([write_jsonl(tmp_path / "a.jsonl", TEXTS)], tmp_path / "out", tokenizer=tokenizer, held_out=0.1)
     train, held_out = (texts_in(tmp_path / "out", split) for split in SPLITS)
     assert train == [text for text in TEXTS if text in train]
     assert Counter(train) + Counter(held_out) == Counter(TEXTS)
@@ -102,9 +100,7 @@ def test_both_splits_get_a_document(held_out: float, tmp_path: Path) -> None:
     path = write_jsonl(tmp_path / "a.jsonl", TEXTS)
     index = prepare([path], tmp_path / "out", tokenizer=BYTES, held_out=held_out, shard_tokens=500)
     assert sorted((index.train.documents, index.held_out.documents)) == [1, 59]
-    assert Counter(texts_in(tmp_path / "out", "train") + texts_in(tmp_path / "out", "held_out")) == Counter(
-        TEXTS
-    )
+    assert Counter(texts_in(tmp_path / "out", "train") + texts_in(tmp_path / "out", "held_out")) == Counter(TEXTS)
     named = {shard.file for split in SPLITS for shard in index.split(split).shards}
     assert {path.name for path in (tmp_path / "out").glob("*.bin")} == named
 
@@ -133,9 +129,7 @@ def spoiled(folder: Path, damage: str) -> tuple[Path, int]:
     return bad, 2
 
 
-@pytest.mark.parametrize(
-    ("damage", "workers"), [("utf-8", 1), ("json", 1), ("field", 1), ("gzip", 1), ("json", 2)]
-)
+@pytest.mark.parametrize(("damage", "workers"), [("utf-8", 1), ("json", 1), ("field", 1), ("gzip", 1), ("json", 2)])
 def test_bad_places_are_refused_with_their_place(damage: str, workers: int, tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     bad, line = spoiled(tmp_path / "in", damage)
@@ -145,9 +139,7 @@ def test_bad_places_are_refused_with_their_place(damage: str, workers: int, tmp_
 
 
 @pytest.mark.parametrize("damage", ["utf-8", "json", "field", "gzip"])
-def test_bad_places_are_skipped_and_counted(
-    damage: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bad_places_are_skipped_and_counted(damage: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "in").mkdir()
     bad, line = spoiled(tmp_path / "in", damage)
     with shown_progress() as report:

@@ -1,7 +1,6 @@
 """Small plans and plain reference forms for the tests of the model."""
 
 # Hypothesis is not followed by mypy (pyproject.toml), so its decorators look untyped.
-# mypy: disable-error-code="untyped-decorator"
 
 from __future__ import annotations
 
@@ -12,6 +11,8 @@ import pytest
 import torch
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from meristem.model import Decoder
 from meristem.plan import LayerPlan, Plan
@@ -29,9 +30,7 @@ DTYPES = (torch.float32, torch.float64)
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 
-def small_plan(
-    schedule: str = "prism", *, kv_group: int = 1, vocabulary: int = 61, context: int = 32
-) -> Plan:
+def small_plan(schedule: str = "prism", *, kv_group: int = 1, vocabulary: int = 61, context: int = 32) -> Plan:
     """Six layers; Prism's head counts are 2, 4, 6, 12, 12, 12, so all may share keys in groups of 2."""
     return Plan.scheduled(
         schedule,
@@ -93,8 +92,21 @@ def complex_rotation(x: Tensor, first: int = 0, theta: float = 10_000.0) -> Tens
 
 def relative_error(actual: Tensor, expected: Tensor) -> float:
     """L2 norm of the difference over that of the expected values."""
-    expected = expected.double()
-    return float((actual.double() - expected).norm() / expected.norm())
+    expected = expected.detach().double()
+    return float((actual.detach().double() - expected).norm() / expected.norm())
+
+
+class Recorder(TorchDispatchMode):
+    """Shape and dtype of every tensor that an operation returns while this is on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made: list[tuple[tuple[int, ...], torch.dtype]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        self.made += [(tuple(x.shape), x.dtype) for x in tree_leaves(out) if isinstance(x, Tensor)]
+        return out
 
 
 @st.composite

@@ -59,9 +59,7 @@ def assert_labels_are_inside_and_apart(root: Element) -> None:
 
 def boxes_of(root: Element, row: int) -> list[Element]:
     """The boxes of the heads of a layer, found by the height of its label."""
-    label = next(
-        node for node in root.iter(f"{SVG}text") if node.text == f"{row}" and node.get("text-anchor")
-    )
+    label = next(node for node in root.iter(f"{SVG}text") if node.text == f"{row}" and node.get("text-anchor"))
     middle = number(label, "y") - 0.35 * number(label, "font-size")
     return [
         node
@@ -85,9 +83,7 @@ def mixed_plan() -> Plan:
 # --- structure --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("layers", "width", "heads"), [(4, 256, 4), (6, 192, 6), (12, 768, 12), (24, 1024, 16)]
-)
+@pytest.mark.parametrize(("layers", "width", "heads"), [(4, 256, 4), (6, 192, 6), (12, 768, 12), (24, 1024, 16)])
 @pytest.mark.parametrize("measured", [False, True])
 def test_structure_labels(layers: int, width: int, heads: int, measured: bool) -> None:
     plan = Plan.prism(layers=layers, width=width, heads=heads)
@@ -149,9 +145,7 @@ def test_groups_and_loops_are_marked() -> None:
     legend = 1
     assert sum(node.get("fill") == GREEN for node in rects) == 2 + 4 + legend
     assert sum(node.get("stroke") == ORANGE for node in rects) == 2 + 1 + legend
-    assert {"kv heads", f"looped {TIMES} passes", f"2 {TIMES} 2", f"1 {TIMES} 1", '<&> "quoted"'} <= set(
-        texts(root)
-    )
+    assert {"kv heads", f"looped {TIMES} passes", f"2 {TIMES} 2", f"1 {TIMES} 1", '<&> "quoted"'} <= set(texts(root))
     assert sum(node.get("fill") == PURPLE for node in root.iter(f"{SVG}circle")) == 4
     assert_labels_are_inside_and_apart(root)
 
@@ -198,9 +192,7 @@ def test_loss_labels() -> None:
     root = parsed(loss_svg(curve(1000), held_out, "124M", tokens_per_step=2**18))
     assert {"124M", "steps", "tokens", "250M", "held-out 3.251"} <= set(texts(root))
     label = next(content for content in texts(root) if content.startswith("training"))
-    assert float(label.split()[1]) == pytest.approx(
-        3.2, abs=0.05
-    )  # smoothed, where single losses scatter by 0.08
+    assert float(label.split()[1]) == pytest.approx(3.2, abs=0.05)  # smoothed, where single losses scatter by 0.08
     assert_labels_are_inside_and_apart(root)
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import itertools
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +92,7 @@ def nanogpt_step(folder: Path, plan: Plan, device: torch.device, *, compile: boo
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        return loss.detach()  # type: ignore[no-any-return]
+        return loss.detach()
 
     return step
 
@@ -132,12 +134,12 @@ def _cuda_times(step: Step, batches: Iterator[tuple[Tensor, Tensor]], steps: int
     """Milliseconds between consecutive steps. The host is not stopped in between, just as in training."""
     prepared = [next(batches) for _ in range(steps)]
     marks = [torch.cuda.Event(enable_timing=True) for _ in range(steps + 1)]
-    marks[0].record()  # type: ignore[no-untyped-call]
+    marks[0].record()
     for mark, (tokens, labels) in zip(marks[1:], prepared, strict=True):
         loss = step(tokens, labels)
-        mark.record()  # type: ignore[no-untyped-call]
+        mark.record()
     torch.cuda.synchronize()
-    return [a.elapsed_time(b) for a, b in itertools.pairwise(marks)], loss  # type: ignore[no-untyped-call]
+    return [a.elapsed_time(b) for a, b in itertools.pairwise(marks)], loss
 
 
 def _cpu_times(step: Step, batches: Iterator[tuple[Tensor, Tensor]], steps: int) -> tuple[list[float], Tensor]:
@@ -149,14 +151,86 @@ def _cpu_times(step: Step, batches: Iterator[tuple[Tensor, Tensor]], steps: int)
     return times, loss
 
 
-def report(results: list[StepResult], device: torch.device, settings: dict[str, Any]) -> dict[str, Any]:
-    """Everything measured, ready for JSON."""
+def compare_steps(
+    plans: Mapping[str, Plan],
+    device: torch.device,
+    *,
+    attention: Sequence[str],
+    nanogpt: Path | None,
+    batch: int,
+    steps: int,
+    warmup: int,
+    rounds: int,
+    compile: bool,
+    say: Callable[[str], None],
+) -> dict[str, Any]:
+    """Measure every plan with every attention choice, and nanoGPT first if it is there; ready for JSON.
+
+    Arms are measured in turn, `rounds` times over, so that a slow drift of the machine falls on all of them.
+    """
+    arms: list[tuple[str, Plan, Callable[[], tuple[Step, list[str] | None]]]] = []
+    first = next(iter(plans.values()))
+    if nanogpt is not None:
+        folder, base = (
+            nanogpt,
+            Plan.from_heads(
+                [max(first.heads)] * len(first.layers),
+                width=first.width,
+                vocabulary=first.vocabulary,
+                context=first.context,
+            ),
+        )
+        arms.append(("nanoGPT", base, lambda: (nanogpt_step(folder, base, device, compile=compile), None)))
+    for name, plan in plans.items():
+        for wanted in attention:
+            label = name if len(attention) == 1 else f"{name}, {wanted}"
+            arms.append((label, plan, partial(meristem_step, plan, device, attention=wanted, compile=compile)))
+    results = []
+    for _ in range(rounds):
+        for name, plan, build in arms:
+            torch._dynamo.reset()
+            step, kernels = build()
+            result = measure(name, step, plan, device, batch=batch, steps=steps, warmup=warmup, attention=kernels)
+            del step
+            gc.collect()
+            if device.type == "cuda":
+                torch.cuda.empty_cache()
+            say(_line(result))
+            results.append(result)
     return {
         "device": describe_device(device),
         "torch": torch.__version__,
-        "settings": settings,
+        "settings": {"batch": batch, "context": first.context, "steps": steps, "warmup": warmup, "compile": compile},
+        "plans": {name: list(plan.heads) for name, plan in plans.items()},
         "results": [asdict(result) for result in results],
     }
+
+
+def results_text(report: dict[str, Any]) -> str:
+    """A table of the medians over rounds, with ratios to the first arm."""
+    arms: dict[str, list[dict[str, Any]]] = {}
+    for result in report["results"]:
+        arms.setdefault(result["name"], []).append(result)
+    lines = [
+        f"{report['device']}, torch {report['torch']}",
+        "arm                   ms/step   tokens/s   ratio   peak GiB  ratio",
+    ]
+    base: tuple[float, float | None] | None = None
+    for name, rounds in arms.items():
+        ms = statistics.median(r["milliseconds"] for r in rounds)
+        rate = statistics.median(r["tokens_per_second"] for r in rounds)
+        memory = rounds[0]["peak_gib"]
+        base = base or (rate, memory)
+        held = "       -      -" if memory is None or base[1] is None else f"{memory:8.2f}  {memory / base[1]:5.3f}"
+        lines.append(f"{name:<20}  {ms:7.2f}  {rate:9,.0f}   {rate / base[0]:5.3f}   {held}")
+    return "\n".join(lines)
+
+
+def _line(result: StepResult) -> str:
+    return (
+        f"{result.name}: {result.milliseconds:.2f} ms (quartiles {result.spread:.2f} apart), "
+        f"{result.tokens_per_second:,.0f} tokens/s, first step {result.compile_seconds:.1f} s"
+    )
 
 
 def _random_batches(plan: Plan, device: torch.device, batch: int) -> Iterator[tuple[Tensor, Tensor]]:

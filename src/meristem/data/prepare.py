@@ -77,9 +77,7 @@ def prepare(
                 shard.unlink()
             written = _write(reader, tokenizer, staging, mended, shard_tokens, workers, None)
         index = Index(
-            tokenizer=TokenizerFacts(
-                tokenizer.kind, tokenizer.digest, tokenizer.vocabulary, tokenizer.end_of_text
-            ),
+            tokenizer=TokenizerFacts(tokenizer.kind, tokenizer.digest, tokenizer.vocabulary, tokenizer.end_of_text),
             dtype=_dtype_name(tokenizer),
             train=written.train,
             held_out=written.held_out,

@@ -26,9 +26,7 @@ class Progress:
 
     def __str__(self) -> str:
         share = self.read / max(1, self.size)
-        return (
-            f"{share:.0%} of {self.size / 1e6:,.1f} MB, {self.documents:,} documents, {self.tokens:,} tokens"
-        )
+        return f"{share:.0%} of {self.size / 1e6:,.1f} MB, {self.documents:,} documents, {self.tokens:,} tokens"
 
 
 Report = Callable[[Progress], None]

@@ -115,6 +115,4 @@ def _require_window(tokens: int, context: int) -> None:
     if context < 1:
         raise InputError("context", context, "must be at least 1")
     if tokens < context + 1:
-        raise InputError(
-            "tokens", tokens, f"a context of {context} needs a stream of at least {context + 1} tokens"
-        )
+        raise InputError("tokens", tokens, f"a context of {context} needs a stream of at least {context + 1} tokens")

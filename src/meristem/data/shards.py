@@ -72,6 +72,15 @@ class Index:
     def text_bytes(self) -> int:
         return self.train.text_bytes + self.held_out.text_bytes
 
+    @property
+    def digest(self) -> str:
+        """A hash of the tokens themselves: equal for equal data, wherever and whenever it was made."""
+        parts = [
+            self.tokenizer.digest,
+            *(shard.sha256 for shard in (*self.train.shards, *self.held_out.shards)),
+        ]
+        return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
     def save(self, folder: str | Path) -> None:
         """Write `index.json` into a folder."""
         content = asdict(self)
@@ -86,9 +95,7 @@ class Index:
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
         except OSError as error:
-            raise RunError(
-                f"{path}: cannot be read, so this is no prepared data ({error.strerror})"
-            ) from error
+            raise RunError(f"{path}: cannot be read, so this is no prepared data ({error.strerror})") from error
         except ValueError as error:
             raise RunError(f"{path}: not a JSON file ({error})") from error
         try:
@@ -143,9 +150,7 @@ class TokenData:
         index = Index.load(folder)
         stored = np.dtype(STORED_TYPES[index.dtype])
         streams = {
-            name: TokenStream(
-                [_mapped(folder / shard.file, shard, stored) for shard in index.split(name).shards]
-            )
+            name: TokenStream([_mapped(folder / shard.file, shard, stored) for shard in index.split(name).shards])
             for name in SPLITS
         }
         return cls(folder, index, streams)
@@ -165,13 +170,9 @@ def verify(folder: str | Path) -> Index:
             with (folder / shard.file).open("rb") as file:
                 found = hashlib.file_digest(file, "sha256").hexdigest()
             if found != shard.sha256:
-                raise RunError(
-                    f"{folder / shard.file}: does not have the sha256 in the index; prepare it again"
-                )
+                raise RunError(f"{folder / shard.file}: does not have the sha256 in the index; prepare it again")
     if load_tokenizer(folder).digest != index.tokenizer.digest:
-        raise RunError(
-            f"{folder / TOKENIZER_FILE}: is not the tokenizer that made this data; prepare it again"
-        )
+        raise RunError(f"{folder / TOKENIZER_FILE}: is not the tokenizer that made this data; prepare it again")
     return index
 
 

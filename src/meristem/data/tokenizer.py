@@ -147,9 +147,7 @@ class StreamDecoder:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._context: list[
-            int
-        ] = []  # already out; some decoders treat the first token of a text differently
+        self._context: list[int] = []  # already out; some decoders treat the first token of a text differently
         self._pending: list[int] = []
 
     def feed(self, token: int) -> str:

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from torch.nn.attention import sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from meristem.model.cache import LayerCache
 from meristem.model.backends import BACKENDS
+from meristem.model.cache import LayerCache
 from meristem.model.fused import split_heads
 from meristem.model.rotary import RotaryPair
 from meristem.plan import LayerPlan
@@ -57,4 +57,4 @@ class Attention(nn.Module):
                 is_causal=causal and mask is None,
                 enable_gqa=self.layer.heads != self.layer.kv_heads,
             )
-        return self.out(mixed.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+        return self.out(mixed.transpose(1, 2).flatten(2))

@@ -42,7 +42,9 @@ def choose_backends(
         name = next((b for b in order if _runs(b, layer.head_dim, grouped, device, dtype)), None)
         if name is None:
             raise InputError(
-                "attention", wanted, f"cannot run head dim {layer.head_dim} in {dtype} on {device.type} here; use auto"
+                "attention",
+                wanted,
+                f"cannot run head dim {layer.head_dim} in {dtype} on {device.type} here; use auto",
             )
         chosen.append(name)
     return chosen

@@ -1,4 +1,4 @@
-"""A Transformer block: attention and feed-forward, each added to the residual stream. Blocks do not know their depth."""
+"""A Transformer block: attention and feed-forward, each added to the residual stream. It does not know its depth."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Block(nn.Module):
     def forward(self, x: Tensor, rotary: RotaryPair, **attention: Any) -> Tensor:
         # The sum stays outside the product: a fused addmm would round a float32 stream to bf16 under autocast.
         x = x + self.attention(self.attention_norm(x), rotary, **attention)
-        return x + self.feed_forward(self.feed_forward_norm(x))  # type: ignore[no-any-return]
+        return x + self.feed_forward(self.feed_forward_norm(x))
 
     def initialise(self, depth: int, generator: torch.Generator) -> None:
         """Normal weights; the two products that write to the stream are scaled by 1 / sqrt(2 depth)."""

@@ -30,9 +30,7 @@ class LayerCache:
 class KVCache:
     """The caches of all layers and the number of tokens they hold."""
 
-    def __init__(
-        self, plan: Plan, batch: int, capacity: int, device: torch.device | str, dtype: torch.dtype
-    ) -> None:
+    def __init__(self, plan: Plan, batch: int, capacity: int, device: torch.device | str, dtype: torch.dtype) -> None:
         if capacity > plan.context:
             raise InputError("capacity", capacity, f"must be at most the context, {plan.context}")
         self.layers = [LayerCache(layer, batch, capacity, device, dtype) for layer in plan.layers]

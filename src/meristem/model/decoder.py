@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from meristem.errors import InputError
+from meristem.model.backends import choose_backends
 from meristem.model.block import INIT_STD, NORM_EPS, Block, draw_normal
 from meristem.model.cache import KVCache
-from meristem.model.backends import choose_backends
 from meristem.model.loss import linear_cross_entropy
 from meristem.model.rotary import RotaryTables
 from meristem.plan import Plan
@@ -88,9 +88,9 @@ class Decoder(nn.Module):
             rows = columns[start:, None]
             mask = (((columns <= rows) & visible) | (columns == rows))[:, None]  # padding sees itself: no empty row
         elif start and length > 1:
-            mask = (torch.arange(stop, device=tokens.device) <= torch.arange(start, stop, device=tokens.device)[:, None])[
-                None, None
-            ]
+            mask = (
+                torch.arange(stop, device=tokens.device) <= torch.arange(start, stop, device=tokens.device)[:, None]
+            )[None, None]
         x = self.embedding(tokens)
         for index, block in enumerate(self.blocks):
             x = block(
@@ -103,7 +103,7 @@ class Decoder(nn.Module):
             )
         if cache is not None:
             cache.length = stop
-        return self.norm(x)  # type: ignore[no-any-return]
+        return self.norm(x)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Scores over the vocabulary, (..., V)."""

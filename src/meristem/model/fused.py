@@ -34,7 +34,7 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-# --- cross entropy ----------------------------------------------------------------------------------------------------
+# --- cross entropy ---------------------------------------------------------------------------------------------------
 
 
 @torch.library.custom_op("meristem::cross_entropy_", mutates_args=("logits",))
@@ -59,7 +59,7 @@ def _(logits: Tensor, targets: Tensor, scale: Tensor) -> Tensor:
     return logits.new_empty(logits.shape[0], dtype=_wide(logits.dtype))
 
 
-# --- heads ------------------------------------------------------------------------------------------------------------
+# --- heads -----------------------------------------------------------------------------------------------------------
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -108,7 +108,7 @@ class _SplitHeads(torch.autograd.Function):
     """Written out because automatic backward pads and adds three large tensors where one pass will do."""
 
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any, packed: Tensor, cos: Tensor, sin: Tensor, heads: int, kv_heads: int
     ) -> tuple[Tensor, Tensor, Tensor]:
         ctx.save_for_backward(cos, sin)
@@ -118,24 +118,22 @@ class _SplitHeads(torch.autograd.Function):
         return result[:, :, :heads], result[:, :, heads:turned], result[:, :, turned:]
 
     @staticmethod
-    def backward(ctx: Any, dq: Tensor, dk: Tensor, dv: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, dq: Tensor, dk: Tensor, dv: Tensor) -> tuple[Tensor | None, ...]:
         return turn_heads_backward(dq, dk, dv, *ctx.saved_tensors), None, None, None, None
 
 
-def split_heads(
-    packed: Tensor, cos: Tensor, sin: Tensor, heads: int, kv_heads: int
-) -> tuple[Tensor, Tensor, Tensor]:
+def split_heads(packed: Tensor, cos: Tensor, sin: Tensor, heads: int, kv_heads: int) -> tuple[Tensor, Tensor, Tensor]:
     """Queries and keys, turned to their positions, and values, from packed (B, T, heads + 2 kv heads, dim)."""
-    parts: tuple[Tensor, Tensor, Tensor] = _SplitHeads.apply(packed, cos, sin, heads, kv_heads)  # type: ignore[no-untyped-call]
+    parts: tuple[Tensor, Tensor, Tensor] = _SplitHeads.apply(packed, cos, sin, heads, kv_heads)
     return parts
 
 
-# --- SwiGLU -----------------------------------------------------------------------------------------------------------
+# --- SwiGLU ----------------------------------------------------------------------------------------------------------
 
 
 @torch.library.custom_op("meristem::swiglu_backward", mutates_args=())
 def swiglu_backward(gate_up: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
-    """For y = silu(gate) * up with gate_up (N, 2 f) and the gradient (N, f) of y: the gradient of gate_up, and y again."""
+    """The gradient of gate_up (N, 2 f) from that of y = silu(gate) * up, (N, f); and y again, which was not kept."""
     if _use_triton(gate_up):
         from meristem.model.triton_kernels import swiglu_backward_kernel
 
@@ -158,7 +156,7 @@ class _SwigluLinear(torch.autograd.Function):
     """silu(gate) * up, times a weight; the hidden product is formed again in backward instead of being kept."""
 
     @staticmethod
-    def forward(ctx: Any, gate_up: Tensor, weight: Tensor) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, gate_up: Tensor, weight: Tensor) -> Tensor:
         gate, up = gate_up.chunk(2, dim=-1)
         cast = weight.to(gate_up.dtype)
         ctx.save_for_backward(gate_up, cast)
@@ -166,7 +164,7 @@ class _SwigluLinear(torch.autograd.Function):
         return (silu(gate) * up) @ cast.T
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
         gate_up, weight = ctx.saved_tensors
         gate_up_grad, hidden = swiglu_backward(gate_up, grad @ weight)
         return gate_up_grad, (grad.T @ hidden).to(ctx.weight_dtype)
@@ -174,5 +172,5 @@ class _SwigluLinear(torch.autograd.Function):
 
 def swiglu_linear(gate_up: Tensor, weight: Tensor) -> Tensor:
     """(silu(gate) * up) @ weight.T for gate_up (..., 2 f) and weight (d, f); computed in the dtype of gate_up."""
-    rows: Tensor = _SwigluLinear.apply(gate_up.flatten(0, -2), weight)  # type: ignore[no-untyped-call]
+    rows: Tensor = _SwigluLinear.apply(gate_up.flatten(0, -2), weight)
     return rows.unflatten(0, gate_up.shape[:-1])

@@ -23,7 +23,7 @@ class Sampling:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.temperature < 0:
+        if not self.temperature >= 0:  # refuses nan too
             raise InputError("temperature", self.temperature, "must be 0 (greedy) or above")
         if self.top_k is not None and self.top_k < 1:
             raise InputError("top_k", self.top_k, "must be at least 1")
@@ -68,7 +68,11 @@ def stream(
     rows = [[0] * (longest - len(p)) + list(p) for p in prompts]
     tokens = torch.tensor(rows, device=device)
     ragged = padding if bool(padding.any()) else None
-    dtype = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else model.embedding.weight.dtype
+    dtype = (
+        torch.get_autocast_dtype(device.type)
+        if torch.is_autocast_enabled(device.type)
+        else model.embedding.weight.dtype
+    )
     cache = KVCache(model.plan, len(prompts), capacity, device, dtype)
     generator = torch.Generator(device).manual_seed(sampling.seed)
     ended = [False] * len(prompts)
@@ -96,7 +100,12 @@ def generate(
     """The continuation of every prompt, without the prompt and without the end-of-text token."""
     continuations: list[list[int]] = [[] for _ in prompts]
     for step in stream(
-        model, prompts, max_tokens=max_tokens, sampling=sampling, end_of_text=end_of_text, vocabulary=vocabulary
+        model,
+        prompts,
+        max_tokens=max_tokens,
+        sampling=sampling,
+        end_of_text=end_of_text,
+        vocabulary=vocabulary,
     ):
         for continuation, token in zip(continuations, step, strict=True):
             if token is not None:
@@ -112,5 +121,9 @@ def _check(model: Decoder, prompts: Sequence[Sequence[int]], max_tokens: int) ->
         raise InputError("prompts", prompts, "must be one or more prompts of at least one token")
     longest, context = max(map(len, prompts)), model.plan.context
     if longest + max_tokens > context + 1:  # the last token drawn is not fed back
-        raise InputError("max_tokens", max_tokens, f"must be at most {context + 1 - longest}: context {context}, prompt {longest}")
+        raise InputError(
+            "max_tokens",
+            max_tokens,
+            f"must be at most {context + 1 - longest}: context {context}, prompt {longest}",
+        )
     return longest + max_tokens - 1

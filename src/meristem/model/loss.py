@@ -26,22 +26,20 @@ def linear_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor, *, chu
     device = hidden.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
     if torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad):
-        loss: Tensor = _LinearCrossEntropy.apply(hidden, weight, targets, rows, dtype)  # type: ignore[no-untyped-call]
+        loss: Tensor = _LinearCrossEntropy.apply(hidden, weight, targets, rows, dtype)
         return loss
     return _chunked(hidden, weight, targets, rows, dtype, gradients=False)[0]
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
-    def forward(  # type: ignore[override]
-        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, rows: int, dtype: torch.dtype
-    ) -> Tensor:
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, rows: int, dtype: torch.dtype) -> Tensor:
         loss, hidden_grad, weight_grad = _chunked(hidden, weight, targets, rows, dtype, gradients=True)
         ctx.save_for_backward(hidden_grad, weight_grad)
         return loss
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         hidden_grad, weight_grad = ctx.saved_tensors
         return hidden_grad * grad, weight_grad * grad, None, None, None
 

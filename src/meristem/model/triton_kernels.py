@@ -28,7 +28,9 @@ def _cross_entropy(logits, targets, losses, scale, columns, BLOCK: tl.constexpr,
         for start in range(0, columns, BLOCK):
             at = start + offsets
             # Kept in the L2 cache for the second reading below.
-            x = tl.load(logits + at, mask=at < columns, other=-float("inf"), eviction_policy="evict_last").to(tl.float32)
+            x = tl.load(logits + at, mask=at < columns, other=-float("inf"), eviction_policy="evict_last").to(
+                tl.float32
+            )
             new_top = tl.maximum(top, tl.max(x))
             parts = parts * tl.exp(top - new_top) + tl.exp(x - new_top)
             top = new_top
@@ -36,7 +38,9 @@ def _cross_entropy(logits, targets, losses, scale, columns, BLOCK: tl.constexpr,
         factor = tl.load(scale)
         for start in range(0, columns, BLOCK):
             at = start + offsets
-            x = tl.load(logits + at, mask=at < columns, other=-float("inf"), eviction_policy="evict_first").to(tl.float32)
+            x = tl.load(logits + at, mask=at < columns, other=-float("inf"), eviction_policy="evict_first").to(
+                tl.float32
+            )
             gradient = (tl.exp(x - log_sum) - (at == target).to(tl.float32)) * factor
             tl.store(logits + at, gradient.to(logits.dtype.element_ty), mask=at < columns)
         tl.store(losses + row, log_sum - target_logit)

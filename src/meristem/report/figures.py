@@ -69,9 +69,7 @@ def structure_svg(plan: Plan, distances: Sequence[float] | None = None, title: s
     ]
     for index, layer in enumerate(plan.layers):
         y = BOXES_TOP + index * row
-        parts.append(
-            text((BOXES_LEFT - 14, y + row / 2), f"{index}", size=label_size, colour=MUTED, anchor="end")
-        )
+        parts.append(text((BOXES_LEFT - 14, y + row / 2), f"{index}", size=label_size, colour=MUTED, anchor="end"))
         parts += _heads(layer, y, row, scale)
     parts += _width_ruler(plan.width, bottom, scale)
 
@@ -90,9 +88,7 @@ def structure_svg(plan: Plan, distances: Sequence[float] | None = None, title: s
     facts = f"{count} layers, width {plan.width}, {_rounded(plan.parameters)} parameters"
     width = right + MARGIN
     height = bottom + (82 if legend else 48)
-    return document(
-        width, height, title or facts, [*_heading(title or "Structure", facts, width), *parts, *legend]
-    )
+    return document(width, height, title or facts, [*_heading(title or "Structure", facts, width), *parts, *legend])
 
 
 def loss_svg(train: Curve, held_out: Curve, title: str = "", tokens_per_step: int | None = None) -> str:
@@ -158,8 +154,7 @@ def _heads(layer: LayerPlan, y: float, row: float, scale: float) -> list[str]:
     if grouped:
         group = step * layer.heads / layer.kv_heads
         boxes += [
-            rect(BOXES_LEFT + i * group, top + height + 1.5, group - gap, bar, GREEN)
-            for i in range(layer.kv_heads)
+            rect(BOXES_LEFT + i * group, top + height + 1.5, group - gap, bar, GREEN) for i in range(layer.kv_heads)
         ]
     if layer.loop is not None:
         # The outline lies inside its box and leaves it a core, however narrow the box is.
@@ -206,9 +201,7 @@ def _columns(plan: Plan) -> tuple[dict[str, float], float]:
     return columns, x + 14
 
 
-def _run_label(
-    layer: LayerPlan, columns: dict[str, float], y: float, height: float, size: float
-) -> list[str]:
+def _run_label(layer: LayerPlan, columns: dict[str, float], y: float, height: float, size: float) -> list[str]:
     """The numbers of a run of equal layers, once, behind a bracket along the run."""
     cells = {HEADS: f"{layer.heads} {TIMES} {layer.head_dim}", KEYS: f"{layer.kv_heads}"}
     if layer.loop is not None:
@@ -224,11 +217,16 @@ def _run_label(
     ]
 
 
+def even_distance(context: int) -> float:
+    """Mean distance of attention spread evenly over the past, for queries in the second half of the context."""
+    queries = range(context // 2, context)
+    return sum(queries) / (2 * len(queries))
+
+
 def _distance_panel(plan: Plan, distances: Sequence[float], x: float, row: float) -> list[str]:
     """Attention distances beside the rows of their layers, with a token axis below."""
     bottom = BOXES_TOP + row * len(distances)
-    queries = range(plan.context // 2 + 1, plan.context + 1)  # the second half, as the distance is measured
-    even = sum(t - 1 for t in queries) / (2 * len(queries))
+    even = even_distance(plan.context)
     high = 1.08 * max([1.0, even, *(value for value in distances if math.isfinite(value))])
 
     def at(tokens: float) -> float:
@@ -338,9 +336,7 @@ def _loss_range(raw: Curve, trend: Curve) -> tuple[float, float]:
     opening = OPENING * max(step for step, _ in points)
     outliers = len(raw) // 200
     losses = sorted(loss for step, loss in _finite(raw) if step >= opening)
-    losses = losses[outliers : len(losses) - outliers] + [
-        loss for step, loss in _finite(trend) if step >= opening
-    ]
+    losses = losses[outliers : len(losses) - outliers] + [loss for step, loss in _finite(trend) if step >= opening]
     low, high, highest = min(losses), max(losses), max(loss for _, loss in points)
     if highest - low < 1.6 * (high - low):
         high = highest

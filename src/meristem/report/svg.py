@@ -18,9 +18,7 @@ Point = tuple[float, float]
 def element(tag: str, *children: str, **attributes: object) -> str:
     """One element; `stroke_width=2` becomes `stroke-width="2"` and an attribute that is None is left out."""
     written = "".join(
-        f' {name.replace("_", "-")}="{_value(value)}"'
-        for name, value in attributes.items()
-        if value is not None
+        f' {name.replace("_", "-")}="{_value(value)}"' for name, value in attributes.items() if value is not None
     )
     return f"<{tag}{written}>{''.join(children)}</{tag}>" if children else f"<{tag}{written}/>"
 
@@ -28,9 +26,7 @@ def element(tag: str, *children: str, **attributes: object) -> str:
 def line(start: Point, end: Point, colour: str = GRID, width: float = 1, dash: str | None = None) -> str:
     """A straight line."""
     (x1, y1), (x2, y2) = start, end
-    return element(
-        "line", x1=x1, y1=y1, x2=x2, y2=y2, stroke=colour, stroke_width=width, stroke_dasharray=dash
-    )
+    return element("line", x1=x1, y1=y1, x2=x2, y2=y2, stroke=colour, stroke_width=width, stroke_dasharray=dash)
 
 
 def rect(
@@ -117,9 +113,7 @@ def window(x: float, y: float, width: float, height: float, *children: str) -> s
 
 def document(width: float, height: float, name: str, parts: Sequence[str]) -> str:
     """The whole file. The background is part of it, so that the picture reads on a dark page too."""
-    body = "\n".join(
-        [element("title", escape(name)), rect(0, 0, width, height, BACKGROUND, radius=6), *parts]
-    )
+    body = "\n".join([element("title", escape(name)), rect(0, 0, width, height, BACKGROUND, radius=6), *parts])
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{_value(width)}" height="{_value(height)}" '
         f'viewBox="0 0 {_value(width)} {_value(height)}" role="img" font-family="{FONT}">\n{body}\n</svg>\n'

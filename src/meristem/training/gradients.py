@@ -49,7 +49,7 @@ class Gradients:
             loss = self.forward(tokens, labels).loss
         assert loss is not None
         weighted = loss * weight
-        weighted.backward()  # type: ignore[no-untyped-call]
+        weighted.backward()
         return weighted.detach()
 
 

@@ -1,0 +1,353 @@
+"""The command line: one verb per job. Nothing heavy is imported before the verb is known."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from meristem import __version__
+from meristem.errors import InputError, RunError
+
+if TYPE_CHECKING:
+    from meristem.plan import Plan
+
+app = typer.Typer(
+    name="meristem",
+    help="Train Transformers whose heads and depth are planned, grown and pruned instead of guessed.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+data_app = typer.Typer(help="Prepare and check data.", no_args_is_help=True, rich_markup_mode=None)
+bench_app = typer.Typer(help="Measure speed and memory.", no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(data_app, name="data")
+app.add_typer(bench_app, name="bench")
+
+OVERRIDES = {"allow_extra_args": True, "ignore_unknown_options": True}
+
+
+def main() -> None:
+    """Run the command line; a user's mistake is one clear line, not a traceback."""
+    try:
+        app()
+    except (InputError, RunError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+@app.callback(invoke_without_command=True)
+def _top(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
+    if version:
+        print(__version__)
+        raise typer.Exit
+
+
+# --- plan ------------------------------------------------------------------------------------------------------------
+
+
+@app.command("plan")
+def plan_command(
+    layers: Annotated[int, typer.Option(help="Number of layers.")] = 12,
+    width: Annotated[int, typer.Option(help="Width of the residual stream.")] = 768,
+    heads: Annotated[str, typer.Option(help="Base head count, or a list over layers: 3,3,6,6,12,12.")] = "12",
+    schedule: Annotated[
+        str, typer.Option(help="prism, uniform, linear, geometric, cosine, reverse, bump or shuffle.")
+    ] = "prism",
+    file: Annotated[Path | None, typer.Option("--plan", help="Read a plan file instead.")] = None,
+    dims: Annotated[str, typer.Option(help="Allowed head dims.")] = "256,128,96,64",
+    ramp: Annotated[int | None, typer.Option(help="Layers before the base count is reached.")] = None,
+    seed: Annotated[int, typer.Option(help="Which shuffle.")] = 0,
+    kv_group: Annotated[int, typer.Option(help="Query heads per key/value head, in every layer.")] = 1,
+    mqa: Annotated[bool, typer.Option("--mqa", help="One key/value head in every layer; needs --force.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Accept a plan that is not neutral.")] = False,
+    vocabulary: Annotated[int, typer.Option(help="Vocabulary size.")] = 50304,
+    context: Annotated[int, typer.Option(help="Context length.")] = 1024,
+    feed_forward: Annotated[int | None, typer.Option(help="Feed-forward size; 8/3 of the width.")] = None,
+    tensor_parallel: Annotated[int, typer.Option(help="Check that this size divides all head counts.")] = 1,
+    batch_tokens: Annotated[int, typer.Option(help="Tokens per forward pass, for the memory estimate.")] = 32768,
+    against: Annotated[str | None, typer.Option(help="Schedule to set beside this one, such as uniform.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Write the plan to a file.")] = None,
+) -> None:
+    """Print a plan: its structure, what it costs, and what will be slow."""
+    from meristem.plan import Plan
+    from meristem.plan_view import plan_facts, plan_text, side_by_side
+    from meristem.schedules import check_prism
+
+    shape: dict[str, Any] = {
+        "vocabulary": vocabulary, "context": context, "feed_forward": feed_forward, "kv_group": kv_group,
+    }  # fmt: skip
+    if file is not None:
+        plan = Plan.load(file)
+    elif "," in heads:
+        counts = _integers("heads", heads)
+        if layers not in (12, len(counts)):
+            raise InputError("layers", layers, f"must equal the {len(counts)} head counts given, or be left out")
+        if schedule == "prism":
+            check_prism(counts, width, strict=not force)
+        plan = Plan.from_heads(counts, width=width, **shape, multi_query=mqa)
+    else:
+        base = _integers("heads", heads)[0]
+        plan = Plan.scheduled(
+            schedule, layers=layers, width=width, heads=base, dims=_integers("dims", dims), ramp=ramp, seed=seed,
+            **shape, multi_query=mqa,
+        )  # fmt: skip
+    if mqa and not force:
+        _refuse_mqa(plan)
+    if tensor_parallel != 1:
+        _check_tensor_parallel(plan, tensor_parallel)
+    if out is not None:
+        out.write_text(plan.to_json(), encoding="utf-8")
+    other = None
+    if against is not None:
+        rest = {"layers": len(plan.layers), "width": plan.width, "heads": max(plan.heads)}
+        twin_shape = {"vocabulary": plan.vocabulary, "context": plan.context, "feed_forward": plan.feed_forward}
+        group = 1 if file is not None else kv_group
+        other = Plan.scheduled(against, **rest, dims=_integers("dims", dims), seed=seed, **twin_shape, kv_group=group)
+    if as_json:
+        facts = plan_facts(plan, tensor_parallel)
+        print(
+            json.dumps(facts if other is None else {**facts, "against": plan_facts(other, tensor_parallel)}, indent=1)
+        )
+    elif other is not None:
+        print(side_by_side(plan, other, schedule if file is None else file.name, against or ""))
+    else:
+        print(plan_text(plan, batch_tokens, tensor_parallel))
+
+
+def _integers(field: str, text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise InputError(field, text, "must be an integer or integers separated by commas") from None
+
+
+def _refuse_mqa(plan: Plan) -> None:
+    from meristem.plan import Plan
+
+    twin = Plan.from_heads(
+        plan.heads, width=plan.width, vocabulary=plan.vocabulary, context=plan.context, feed_forward=plan.feed_forward
+    )
+    cost, other = plan.cost, twin.cost
+    raise InputError(
+        "mqa", True,
+        f"is not neutral: parameters {cost.parameters:,} against {other.parameters:,}, KV cache "
+        f"{cost.kv_bytes_per_token:,} against {other.kv_bytes_per_token:,} bytes/token, and key/value widths differ between layers; "
+        "use --kv-group, or add --force",
+    )  # fmt: skip
+
+
+def _check_tensor_parallel(plan: Plan, size: int) -> None:
+    import math
+
+    counts = sorted(set(plan.heads + plan.kv_heads))
+    common = math.gcd(*counts)
+    if size < 1 or common % size:
+        allowed = [n for n in range(1, common + 1) if common % n == 0]
+        raise InputError("tensor_parallel", size, f"must divide every head count {counts}: one of {allowed}")
+
+
+# --- data ------------------------------------------------------------------------------------------------------------
+
+
+@data_app.command("prepare")
+def data_prepare(
+    out: Annotated[Path, typer.Option(help="Folder to write.")],
+    paths: Annotated[
+        list[Path] | None, typer.Argument(help="Files or folders: txt, md, py, jsonl, parquet; .gz and .zst too.")
+    ] = None,
+    builtin: Annotated[bool, typer.Option("--builtin", help="Use the Python standard library's own sources.")] = False,
+    tokenizer: Annotated[str, typer.Option(help="bytes, or a Hugging Face tokenizer.json.")] = "bytes",
+    end_of_text: Annotated[str | None, typer.Option(help="End-of-text token, if not one of the usual.")] = None,
+    held_out: Annotated[float | None, typer.Option(help="Share of documents held out; 0.005, built-in 0.05.")] = None,
+    on_error: Annotated[str, typer.Option(help="For a bad line or file: refuse or skip.")] = "refuse",
+    text_field: Annotated[str, typer.Option(help="Field of jsonl and parquet that holds the text.")] = "text",
+    workers: Annotated[int | None, typer.Option(help="Processes; one per core if it pays.")] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace data made from other inputs.")] = False,
+) -> None:
+    """Turn text into token shards."""
+    from meristem.data import load_tokenizer, prepare, shown_progress, stdlib_files
+
+    if builtin == bool(paths):
+        raise InputError("paths", [str(p) for p in paths or []], "give either files and folders, or --builtin")
+    if on_error not in ("refuse", "skip"):
+        raise InputError("on_error", on_error, "must be refuse or skip")
+    with shown_progress() as report:
+        index = prepare(
+            stdlib_files() if builtin else paths or [], out,
+            tokenizer=load_tokenizer(tokenizer, end_of_text),
+            held_out=held_out if held_out is not None else (0.05 if builtin else 0.005),
+            on_error="skip" if on_error == "skip" else "refuse",
+            text_field=text_field, workers=workers, overwrite=overwrite, report=report,
+            source="Python standard library" if builtin else None,
+        )  # fmt: skip
+    print(
+        f"{out}: {index.train.tokens:,} training tokens in {index.train.documents:,} documents, "
+        f"{index.held_out.tokens:,} held-out tokens in {index.held_out.documents:,}; "
+        f"{index.tokenizer.vocabulary:,} token ids" + (f"; {index.skipped} bad places skipped" if index.skipped else "")
+    )
+
+
+@data_app.command("verify")
+def data_verify(folder: Annotated[Path, typer.Argument(help="A prepared folder.")]) -> None:
+    """Check every shard against its sha256."""
+    from meristem.data import verify
+
+    index = verify(folder)
+    print(f"{folder}: whole ({index.train.tokens + index.held_out.tokens:,} tokens)")
+
+
+# --- train, resume, eval, generate -----------------------------------------------------------------------------------
+
+
+@app.command("train", context_settings=OVERRIDES)
+def train_command(
+    context: typer.Context,
+    config: Annotated[Path, typer.Argument(help="A TOML file; see configs/.")],
+    out: Annotated[Path, typer.Option(help="Folder for the run.")],
+    go_on: Annotated[bool, typer.Option("--continue", help="If the run is there already, resume it.")] = False,
+) -> None:
+    """Train a model. Any value of the configuration can be given here: --train.steps 100."""
+    from meristem.training.config import load_config
+    from meristem.training.loop import resume, train
+
+    resolved = load_config(config, context.args)
+    if go_on and (out / "config.toml").is_file():
+        _finish(resume(out))
+    else:
+        _finish(train(resolved, out))
+
+
+@app.command("resume", context_settings=OVERRIDES)
+def resume_command(context: typer.Context, run: Annotated[Path, typer.Argument(help="The folder of a run.")]) -> None:
+    """Go on with a run from its newest whole checkpoint."""
+    from meristem.training.loop import resume
+
+    _finish(resume(run, context.args))
+
+
+def _finish(outcome: Any) -> None:
+    """Draw what was learned; leave with the signal's exit status if one ended the run."""
+    import os
+
+    if int(os.environ.get("RANK", "0")) == 0:
+        from meristem.report.run import draw_loss
+
+        draw_loss(outcome.folder)
+        if outcome.signal is None:
+            held_out = "" if outcome.held_out is None else f", held-out loss {outcome.held_out:.4f}"
+            print(f"finished at step {outcome.step}{held_out}: {outcome.folder}")
+    if outcome.signal is not None:
+        raise typer.Exit(128 + outcome.signal)
+
+
+@app.command("eval")
+def eval_command(
+    run: Annotated[Path, typer.Argument(help="The folder of a run.")],
+    step: Annotated[int | None, typer.Option(help="Checkpoint to take; the newest if not given.")] = None,
+    windows: Annotated[int, typer.Option(help="Held-out windows for the loss.")] = 256,
+    distance_windows: Annotated[int, typer.Option(help="Held-out windows for the attention distance.")] = 64,
+    data: Annotated[Path | None, typer.Option(help="Other prepared data to evaluate on.")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
+) -> None:
+    """Held-out loss, perplexity and attention distance; draws structure.svg and loss.svg."""
+    from meristem.evaluation.evaluate import evaluate_run
+    from meristem.report.run import draw_loss, draw_structure, evaluation_text
+
+    result = evaluate_run(run, step=step, windows=windows, distance_windows=distance_windows, data=data, device=device)
+    pictures = [draw_structure(run, result.attention_distance), draw_loss(run)]
+    if as_json:
+        print(json.dumps(result.to_dict(), indent=1))
+    else:
+        print(evaluation_text(result))
+        print("pictures: " + ", ".join(str(p) for p in pictures))
+
+
+@app.command("generate")
+def generate_command(
+    run: Annotated[Path, typer.Argument(help="The folder of a run.")],
+    prompt: Annotated[list[str], typer.Option(help="Text to continue; repeat for several.")],
+    tokens: Annotated[int, typer.Option(help="Tokens to add at most.")] = 200,
+    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.8,
+    top_k: Annotated[int | None, typer.Option(help="Keep the k likeliest tokens.")] = None,
+    top_p: Annotated[float | None, typer.Option(help="Keep the likeliest tokens that make up this share.")] = 0.95,
+    seed: Annotated[int, typer.Option(help="Seed of the draws.")] = 0,
+    step: Annotated[int | None, typer.Option(help="Checkpoint to take; the newest if not given.")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+) -> None:
+    """Continue a prompt with a trained model; a single prompt is streamed."""
+    from meristem.data import StreamDecoder
+    from meristem.model import Sampling, generate, stream
+    from meristem.training.devices import autocast
+    from meristem.training.run import load_run
+
+    loaded = load_run(run, step=step, device=device, report=lambda text: print(text, file=sys.stderr))
+    tokenizer = loaded.tokenizer
+    ids = [[int(t) for t in tokenizer.encode(text)] or [tokenizer.end_of_text] for text in prompt]
+    options: dict[str, Any] = {
+        "max_tokens": tokens, "end_of_text": tokenizer.end_of_text, "vocabulary": tokenizer.vocabulary,
+        "sampling": Sampling(temperature, top_k, top_p, seed),
+    }  # fmt: skip
+    with autocast(loaded.device):
+        if len(prompt) > 1:
+            for text, continuation in zip(prompt, generate(loaded.model, ids, **options), strict=True):
+                print(text + tokenizer.decode(continuation), end="\n\n")
+            return
+        decoder = StreamDecoder(tokenizer)
+        print(prompt[0], end="", flush=True)
+        for (token,) in stream(loaded.model, ids, **options):
+            if token is not None:
+                print(decoder.feed(token), end="", flush=True)
+        print(decoder.flush())
+
+
+# --- bench -----------------------------------------------------------------------------------------------------------
+
+
+@bench_app.command("step")
+def bench_step(
+    layers: Annotated[int, typer.Option(help="Number of layers.")] = 12,
+    width: Annotated[int, typer.Option(help="Width.")] = 768,
+    heads: Annotated[int, typer.Option(help="Base head count.")] = 12,
+    schedules: Annotated[str, typer.Option(help="Schedules to measure, separated by commas.")] = "uniform,prism",
+    vocabulary: Annotated[int, typer.Option(help="Vocabulary size.")] = 50304,
+    context: Annotated[int, typer.Option(help="Context length.")] = 1024,
+    batch: Annotated[int, typer.Option(help="Sequences per step.")] = 32,
+    steps: Annotated[int, typer.Option(help="Timed steps.")] = 30,
+    warmup: Annotated[int, typer.Option(help="Untimed steps before them.")] = 5,
+    rounds: Annotated[int, typer.Option(help="Times every arm is measured, in turn.")] = 1,
+    attention: Annotated[str, typer.Option(help="auto, cudnn, flash, efficient, math; or several.")] = "auto",
+    nanogpt: Annotated[Path | None, typer.Option(help="A checkout of karpathy/nanoGPT to measure beside.")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    compile: Annotated[bool | None, typer.Option(help="torch.compile; on a GPU if not given.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Write the results as JSON.")] = None,
+) -> None:
+    """Time of a whole training step (forward, backward, update), schedule by schedule, in one run."""
+    from meristem.bench.step import compare_steps, results_text
+    from meristem.plan import Plan
+    from meristem.training.devices import choose_device
+
+    place = choose_device(device)
+    shape: dict[str, Any] = {
+        "layers": layers,
+        "width": width,
+        "heads": heads,
+        "vocabulary": vocabulary,
+        "context": context,
+    }
+    plans = {name: Plan.scheduled(name, **shape) for name in schedules.split(",")}
+    report = compare_steps(
+        plans, place, attention=attention.split(","), nanogpt=nanogpt, batch=batch, steps=steps, warmup=warmup,
+        rounds=rounds, compile=place.type == "cuda" if compile is None else compile,
+        say=lambda text: print(text, file=sys.stderr, flush=True),
+    )  # fmt: skip
+    print(results_text(report))
+    if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")

@@ -1,0 +1,50 @@
+"""Pictures and text about a run, from its files alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from meristem.report.figures import even_distance, loss_svg, structure_svg
+from meristem.training.checkpoint import write_atomically
+from meristem.training.run import RunFolder
+
+if TYPE_CHECKING:
+    from meristem.evaluation.evaluate import Evaluation
+
+
+def draw_loss(run: str | Path) -> Path:
+    """Write `loss.svg` from metrics.jsonl."""
+    folder = RunFolder.open(Path(run))
+    entries = list(folder.read(folder.metrics))
+    train = [(e["step"], float("nan") if e["loss"] is None else e["loss"]) for e in entries if "loss" in e]
+    held_out = [(e["step"], e["held_out_loss"]) for e in entries if "held_out_loss" in e]
+    tokens = folder.config.train.batch_size * folder.plan.context
+    path = folder.path / "loss.svg"
+    write_atomically(path, loss_svg(train, held_out, title=folder.path.name, tokens_per_step=tokens))
+    return path
+
+
+def draw_structure(run: str | Path, distances: Sequence[float] | None = None) -> Path:
+    """Write `structure.svg` from the plan, with the attention distance of each layer where it was measured."""
+    folder = RunFolder.open(Path(run))
+    path = folder.path / "structure.svg"
+    write_atomically(path, structure_svg(folder.plan, distances, title=folder.path.name))
+    return path
+
+
+def evaluation_text(result: Evaluation) -> str:
+    """A few lines and a small table for the terminal."""
+    even = even_distance(result.plan.context)
+    lines = [
+        f"{result.run}, step {result.step}: held-out loss {result.loss:.4f}, perplexity {result.perplexity:.2f}"
+        + ("" if result.bits_per_byte is None else f", {result.bits_per_byte:.3f} bits per byte")
+        + f" over {result.tokens:,} tokens",
+        f"attention distance in tokens (even attention: {even:.1f}):",
+        "layer  heads x dim  distance",
+    ]
+    for index, (layer, distance) in enumerate(zip(result.plan.layers, result.attention_distance, strict=True)):
+        bar = "#" * round(30 * distance / (2 * even))
+        lines.append(f"{index:>5}  {f'{layer.heads} x {layer.head_dim}':>11}  {distance:8.1f}  {bar}")
+    return "\n".join(lines)

@@ -1,0 +1,264 @@
+"""The configuration of a run: frozen dataclasses, read from TOML, overridden from the command line."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import tomllib
+import types
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+from meristem.errors import InputError, RunError
+from meristem.plan import Plan
+from meristem.schedules import PREFERRED_DIMS
+from meristem.training.optimizer import OptimizerConfig
+
+# What may change when a run is resumed, because the result does not depend on it.
+RESUMABLE = (
+    "data.path", "train.device", "train.compile", "train.micro_batch", "train.max_skipped", "eval.batch",
+    "checkpoint.every", "checkpoint.keep", "log.every", "log.trackers",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Shape of the model: a schedule, an explicit list of head counts, or a plan file."""
+
+    layers: int = 12
+    width: int = 768
+    heads: int = 12
+    schedule: str = "prism"
+    head_list: tuple[int, ...] = ()  # explicit head counts, instead of a schedule
+    dims: tuple[int, ...] = PREFERRED_DIMS
+    shuffle_seed: int = 0
+    kv_group: int = 1
+    context: int = 1024
+    feed_forward: int | None = None  # 8/3 of the width if not given
+    plan: str | None = None  # a plan file, instead of all of the above
+
+    def build(self, vocabulary: int) -> Plan:
+        """The plan for a vocabulary."""
+        if self.plan is not None:
+            plan = Plan.load(self.plan)
+            if plan.vocabulary < vocabulary:
+                raise InputError("model.plan", plan.vocabulary, f"vocabulary is smaller than the data's {vocabulary}")
+            return plan
+        shape: dict[str, Any] = {
+            "vocabulary": vocabulary, "context": self.context,
+            "feed_forward": self.feed_forward, "kv_group": self.kv_group,
+        }  # fmt: skip
+        if self.head_list:
+            return Plan.from_heads(self.head_list, width=self.width, **shape)
+        return Plan.scheduled(
+            self.schedule, layers=self.layers, width=self.width, heads=self.heads, dims=self.dims,
+            seed=self.shuffle_seed, **shape,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """A folder made by `meristem data prepare`, and the order of its windows."""
+
+    path: str = "data"
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """Length and batch of the run, and where it runs."""
+
+    steps: int = 1000
+    batch_size: int = 32  # sequences per update, over all processes
+    micro_batch: int | None = None  # sequences per forward pass and process; all at once if not given
+    seed: int = 0  # initial weights
+    device: str = "auto"
+    compile: bool | None = None  # on a GPU if not given
+    attention: str = "auto"
+    max_skipped: int = 10  # updates with non-finite loss or gradient in a row before the run stops
+
+
+@dataclass(frozen=True)
+class EvalConfig:
+    """Held-out loss during the run, on windows that never change."""
+
+    every: int = 100  # steps; 0 evaluates at the end only
+    windows: int = 64
+    batch: int = 16
+
+
+@dataclass(frozen=True)
+class CheckpointConfig:
+    """How often the state is saved, and how many of the newest are kept."""
+
+    every: int = 500  # steps; 0 saves at the end only
+    keep: int = 2
+
+
+@dataclass(frozen=True)
+class LogConfig:
+    """How often metrics are written; trackers besides metrics.jsonl: tensorboard, trackio, wandb."""
+
+    every: int = 10
+    trackers: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Config:
+    """Everything a run depends on."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    eval: EvalConfig = field(default_factory=EvalConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    log: LogConfig = field(default_factory=LogConfig)
+
+    def __post_init__(self) -> None:
+        minimums = {
+            "train.steps": 1, "train.batch_size": 1, "train.max_skipped": 1, "eval.every": 0, "eval.windows": 1,
+            "eval.batch": 1, "checkpoint.every": 0, "checkpoint.keep": 1, "log.every": 1,
+        }  # fmt: skip
+        for name, minimum in minimums.items():
+            value = self[name]
+            if value < minimum:
+                raise InputError(name, value, f"must be at least {minimum}")
+        micro = self.train.micro_batch
+        if micro is not None and (micro < 1 or self.train.batch_size % micro):
+            raise InputError("train.micro_batch", micro, f"must divide train.batch_size = {self.train.batch_size}")
+
+    def __getitem__(self, key: str) -> Any:
+        section, name = key.split(".")
+        return getattr(getattr(self, section), name)
+
+    def to_toml(self) -> str:
+        """TOML text that reads back as the same configuration."""
+        lines: list[str] = []
+        for section in fields(self):
+            lines.append(f"[{section.name}]")
+            values = getattr(self, section.name)
+            for entry in fields(values):
+                value = getattr(values, entry.name)
+                if value is not None:
+                    lines.append(f"{entry.name} = {_toml_value(value)}")
+            lines.append("")
+        return "\n".join(lines)
+
+
+def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
+    """Read a TOML file and apply `--section.key value` overrides."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except OSError as error:
+        raise RunError(f"{path}: cannot be read ({error.strerror})") from error
+    try:
+        data = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise RunError(f"{path}: not a TOML file ({error})") from error
+    values: dict[str, Any] = {}
+    for section, entries in data.items():
+        if not isinstance(entries, dict):
+            raise InputError(section, entries, f"must stand in one of the sections {[f.name for f in fields(Config)]}")
+        values.update({f"{section}.{key}": value for key, value in entries.items()})
+    return build_config({**values, **parse_overrides(overrides)})
+
+
+def build_config(values: Mapping[str, Any]) -> Config:
+    """A configuration from `section.key` values; what is not named keeps its default."""
+    known = _known_keys()
+    sections: dict[str, dict[str, Any]] = {entry.name: {} for entry in fields(Config)}
+    for key, value in values.items():
+        if key not in known:
+            raise InputError(key, value, f"unknown key; did you mean {_nearest(key)}?")
+        section, name = key.split(".")
+        sections[section][name] = _convert(key, value, known[key])
+    hints = get_type_hints(Config)
+    return Config(**{name: hints[name](**entries) for name, entries in sections.items()})
+
+
+def parse_overrides(arguments: Sequence[str]) -> dict[str, Any]:
+    """`--section.key value` or `--section.key=value` pairs; values are TOML, or else plain text."""
+    values: dict[str, Any] = {}
+    rest = list(arguments)
+    while rest:
+        argument = rest.pop(0)
+        if not argument.startswith("--") or "." not in argument.split("=")[0]:
+            raise InputError("argument", argument, "expected --section.key value, such as --train.steps 100")
+        key, equals, text = argument[2:].partition("=")
+        if not equals:
+            if not rest:
+                raise InputError(key, None, "needs a value")
+            text = rest.pop(0)
+        values[key] = _parse_text(key, text)
+    return values
+
+
+def override(config: Config, arguments: Sequence[str]) -> Config:
+    """The configuration of a resumed run: only what cannot change its result may differ."""
+    changes = parse_overrides(arguments)
+    for key, value in changes.items():
+        if key in _known_keys() and key not in RESUMABLE:
+            raise InputError(key, value, f"cannot change when a run is resumed; only {', '.join(RESUMABLE)} can")
+    return build_config({**flatten(config), **changes})
+
+
+def flatten(config: Config) -> dict[str, Any]:
+    """All values as `section.key`, those that are not given left out."""
+    found = {key: config[key] for key in _known_keys()}
+    return {key: value for key, value in found.items() if value is not None}
+
+
+def _known_keys() -> dict[str, Any]:
+    """Every `section.key` with its type."""
+    return {
+        f"{section}.{name}": kind
+        for section, hint in get_type_hints(Config).items()
+        for name, kind in get_type_hints(hint).items()
+    }
+
+
+def _nearest(key: str) -> str:
+    known = list(_known_keys())
+    close = difflib.get_close_matches(key, known, n=1, cutoff=0.0)
+    same_name = [k for k in known if k.split(".")[1] == key.split(".")[-1]]
+    return (same_name or close)[0]
+
+
+def _parse_text(key: str, text: str) -> Any:
+    kind = _known_keys().get(key)
+    if get_origin(kind) is tuple and not text.startswith("["):
+        text = f"[{text}]" if text else "[]"
+        if get_args(kind)[0] is str:
+            text = json.dumps([part.strip() for part in text[1:-1].split(",") if part.strip()])
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _convert(key: str, value: Any, kind: Any) -> Any:
+    """The value as the type of its field, or an error that says which type that is."""
+    if get_origin(kind) in (Union, types.UnionType):
+        options = [k for k in get_args(kind) if k is not type(None)]
+        return _convert(key, value, options[0])
+    if get_origin(kind) is tuple:
+        inner = get_args(kind)[0]
+        if isinstance(value, (list, tuple)) and all(type(v) is inner for v in value):
+            return tuple(value)
+        raise InputError(key, value, f"must be a list of {inner.__name__}")
+    if kind is float and type(value) is int:
+        return float(value)
+    if type(value) is not kind:
+        raise InputError(key, value, f"must be of type {kind.__name__}")
+    return value
+
+
+def _toml_value(value: Any) -> str:
+    if isinstance(value, tuple):
+        return "[" + ", ".join(_toml_value(v) for v in value) + "]"
+    if isinstance(value, float):
+        return repr(value)
+    return json.dumps(value, ensure_ascii=False)  # strings, integers and booleans are written alike in JSON and TOML

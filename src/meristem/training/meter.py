@@ -1,0 +1,73 @@
+"""Reading a step's numbers without stopping the device, and the clock that counts training time only."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Reading:
+    """The numbers of a finished step."""
+
+    step: int
+    loss: float
+    gradient_norm: float
+    skipped: bool
+    stop: bool
+
+
+class Readings:
+    """Numbers are copied from the device as they arise and read one step later, when the copy has long arrived."""
+
+    def __init__(self) -> None:
+        self._pending: tuple[int, Tensor, torch.cuda.Event | None] | None = None
+
+    def push(self, step: int, values: Tensor) -> Reading | None:
+        """Hand in the four numbers of a step, (4,); get back the reading of the step before."""
+        finished = self.flush()
+        event = None
+        if values.is_cuda:
+            values = values.to("cpu", non_blocking=True)
+            event = torch.cuda.Event()
+            event.record()
+        self._pending = (step, values, event)
+        return finished
+
+    def flush(self) -> Reading | None:
+        """The reading of the last step, once it is there."""
+        if self._pending is None:
+            return None
+        step, values, event = self._pending
+        self._pending = None
+        if event is not None:
+            event.synchronize()
+        loss, norm, skipped, stop = values.tolist()
+        return Reading(step, loss, norm, skipped > 0, stop > 0)
+
+
+class Clock:
+    """Time spent on training steps. Compilation, evaluation and saving happen while it is paused."""
+
+    def __init__(self) -> None:
+        self._last: float | None = None
+        self._seconds = 0.0
+        self._steps = 0
+
+    def tick(self) -> None:
+        """A step has ended. The first one after a pause only starts the clock."""
+        now = time.perf_counter()
+        if self._last is not None:
+            self._seconds += now - self._last
+            self._steps += 1
+        self._last = now
+
+    def pause(self) -> None:
+        self._last = None
+
+    @property
+    def seconds_per_step(self) -> float | None:
+        return self._seconds / self._steps if self._steps else None

@@ -1,0 +1,134 @@
+"""The run folder: what a run is made of, what it recorded, and how to open it again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from meristem.data import TokenData, Tokenizer, load_tokenizer
+from meristem.errors import InputError, RunError
+from meristem.model import Decoder
+from meristem.plan import Plan
+from meristem.training.checkpoint import (
+    Checkpoint,
+    list_checkpoints,
+    load_checkpoint,
+    load_newest,
+    write_atomically,
+)
+from meristem.training.config import Config, load_config
+from meristem.training.devices import choose_device
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """Paths of a run, and its logs: `metrics.jsonl` has a line per logged step, `events.jsonl` one per happening."""
+
+    path: Path
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def events(self) -> Path:
+        return self.path / "events.jsonl"
+
+    @classmethod
+    def create(cls, path: Path, config: Config, plan: Plan, data: TokenData) -> RunFolder:
+        """Begin a run in a new or empty folder."""
+        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+            raise InputError(
+                "out",
+                str(path),
+                "already holds something; take another folder, or: meristem resume " + str(path),
+            )
+        path.mkdir(parents=True, exist_ok=True)
+        load_tokenizer(data.folder).save(path)
+        write_atomically(path / "plan.json", plan.to_json())
+        write_atomically(path / "data.json", json.dumps({"digest": data.index.digest}) + "\n")
+        write_atomically(path / "config.toml", config.to_toml())  # last: a folder with it is a run
+        return cls(path)
+
+    @classmethod
+    def open(cls, path: Path) -> RunFolder:
+        """An existing run."""
+        if not (path / "config.toml").is_file():
+            raise RunError(f"{path}: not a run (it has no config.toml)")
+        return cls(path)
+
+    @property
+    def config(self) -> Config:
+        return load_config(self.path / "config.toml")
+
+    @property
+    def plan(self) -> Plan:
+        return Plan.load(self.path / "plan.json")
+
+    def check_data(self, data: TokenData) -> None:
+        """Refuse to go on with other data than the run began with."""
+        known = json.loads((self.path / "data.json").read_text(encoding="utf-8"))["digest"]
+        if data.index.digest != known:
+            raise InputError("data.path", str(data.folder), "is not the data this run began with (its tokens differ)")
+
+    def append(self, log: Path, entry: dict[str, Any]) -> None:
+        """Add a line to a log."""
+        with log.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(entry) + "\n")
+
+    def read(self, log: Path) -> Iterator[dict[str, Any]]:
+        """The entries of a log; a last line that was cut off while it was written is passed over."""
+        if log.is_file():
+            for line in log.read_text(encoding="utf-8").splitlines():
+                with suppress(json.JSONDecodeError):
+                    yield json.loads(line)
+
+    def rewind(self, step: int) -> None:
+        """Forget metrics and events recorded after the checkpoint that the run goes on from."""
+        for log in (self.metrics, self.events):
+            kept = [json.dumps(entry) + "\n" for entry in self.read(log) if entry["step"] <= step]
+            write_atomically(log, "".join(kept))
+
+
+@dataclass(frozen=True)
+class LoadedRun:
+    """A trained model with what is needed to use it."""
+
+    folder: RunFolder
+    config: Config
+    model: Decoder
+    tokenizer: Tokenizer
+    step: int
+    device: torch.device
+
+
+def load_run(
+    path: str | Path, *, step: int | None = None, device: str = "auto", report: Callable[[str], None] = print
+) -> LoadedRun:
+    """Open a run with the weights of its newest checkpoint, or of the one at `step`."""
+    folder = RunFolder.open(Path(path))
+    checkpoint: Checkpoint | None
+    if step is None:
+        checkpoint = load_newest(folder.checkpoints, report)
+        if checkpoint is None:
+            raise RunError(f"{folder.checkpoints}: holds no whole checkpoint yet")
+    else:
+        names = {int(p.name.removeprefix("step-")): p for p in list_checkpoints(folder.checkpoints)}
+        if step not in names:
+            raise InputError("step", step, f"has no checkpoint; there are {sorted(names)}")
+        checkpoint = load_checkpoint(names[step])
+    place = choose_device(device)
+    model = Decoder(Plan.from_dict(checkpoint.state["plan"]))
+    model.load_state_dict(checkpoint.model)
+    model.to(place).eval()
+    return LoadedRun(folder, folder.config, model, load_tokenizer(folder.path), checkpoint.step, place)

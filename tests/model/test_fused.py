@@ -1,0 +1,180 @@
+"""The fused operators against plain formulas, and their Triton forms against the plain ones."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy, silu
+
+from meristem.model.fused import cross_entropy_, split_heads, swiglu_backward, swiglu_linear
+from meristem.model.rotary import rotary_table
+
+from .helpers import complex_rotation, needs_gpu, relative_error
+
+
+def plain_swiglu(gate_up: Tensor, weight: Tensor) -> Tensor:
+    gate, up = gate_up.chunk(2, dim=-1)
+    return (gate / (1 + torch.exp(-gate)) * up) @ weight.T
+
+
+def swiglu_inputs(shape: tuple[int, ...], dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    gate_up = 3 * torch.randn(*shape, generator=generator, dtype=torch.float64)
+    weight = torch.randn(5, shape[-1] // 2, generator=generator, dtype=torch.float64)
+    return gate_up.to(dtype).requires_grad_(), weight.to(dtype).requires_grad_()
+
+
+@pytest.mark.parametrize("shape", [(4, 6), (2, 3, 14), (2, 1, 3, 2)])
+def test_swiglu_is_the_plain_formula(shape: tuple[int, ...]) -> None:
+    inputs = swiglu_inputs(shape)
+    found, expected = swiglu_linear(*inputs), plain_swiglu(*inputs)
+    torch.testing.assert_close(found, expected)
+    grad = torch.randn(expected.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    gradients, references = (torch.autograd.grad(out, inputs, grad) for out in (found, expected))
+    for mine, theirs in zip(gradients, references, strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+
+def test_swiglu_gradcheck() -> None:
+    assert torch.autograd.gradcheck(swiglu_linear, swiglu_inputs((2, 3, 8)))
+
+
+def test_swiglu_in_bf16_with_float32_weights() -> None:
+    """As under autocast: products run in the dtype of the input, the gradient has that of the weight."""
+    gate_up, weight = swiglu_inputs((16, 32), torch.float32)
+    narrow = gate_up.detach().bfloat16().requires_grad_()
+    found, expected = swiglu_linear(narrow, weight), plain_swiglu(gate_up, weight)
+    assert found.dtype == torch.bfloat16
+    assert relative_error(found, expected.detach()) <= 1e-2
+    mine = torch.autograd.grad(found.float().square().sum(), (narrow, weight))
+    theirs = torch.autograd.grad(expected.square().sum(), (gate_up, weight))
+    assert [g.dtype for g in mine] == [torch.bfloat16, torch.float32]
+    for one, other in zip(mine, theirs, strict=True):
+        assert relative_error(one, other) <= 2e-2
+
+
+def test_swiglu_keeps_less_for_backward_than_the_plain_formula() -> None:
+    """The product of gate and up, (N, f), is formed again instead of being kept."""
+    gate_up, weight = swiglu_inputs((64, 40))
+    kept: list[tuple[int, ...]] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(tuple(x.shape)) or x, lambda x: x):  # type: ignore[func-returns-value]
+        swiglu_linear(gate_up, weight)
+    assert sorted(kept) == [(5, 20), (64, 40)]
+
+
+def cross_entropy_inputs(dtype: torch.dtype, rows: int, columns: int) -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    logits = (4 * torch.randn(rows, columns, generator=generator, dtype=torch.float64)).to(dtype)
+    targets = torch.randint(columns, (rows,), generator=generator)
+    targets[::3] = -100
+    return logits, targets, torch.tensor(0.37, dtype=torch.float64)
+
+
+def plain_cross_entropy(logits: Tensor, targets: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+    """Loss of each row, and its gradient times scale, by automatic differentiation in float64."""
+    leaf = logits.detach().double().requires_grad_()
+    losses = cross_entropy(leaf, targets, reduction="none")
+    return losses.detach(), torch.autograd.grad(losses.sum() * scale, leaf)[0]
+
+
+@pytest.mark.parametrize(("dtype", "limit"), [(torch.float64, 1e-13), (torch.float32, 1e-6), (torch.bfloat16, 3e-3)])
+def test_cross_entropy_leaves_its_gradient(dtype: torch.dtype, limit: float) -> None:
+    logits, targets, scale = cross_entropy_inputs(dtype, 13, 29)
+    expected = plain_cross_entropy(logits, targets, scale)
+    losses = cross_entropy_(logits, targets, scale.to(torch.float64 if dtype == torch.float64 else torch.float32))
+    assert losses.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+    assert not losses[::3].any()
+    assert not logits[::3].any()
+    assert relative_error(losses, expected[0]) <= limit
+    assert relative_error(logits, expected[1]) <= limit
+
+
+@pytest.mark.parametrize("name", ["cross_entropy_", "swiglu_backward", "turn_heads", "turn_heads_backward"])
+def test_operators_are_registered_correctly(name: str) -> None:
+    """What the compiler assumes of an operator (shapes, dtypes, mutation) is what it does."""
+    x = torch.randn(2, 3, 6, 4, generator=torch.Generator().manual_seed(0))
+    logits, targets, scale = cross_entropy_inputs(torch.float32, 5, 7)
+    arguments = {
+        "cross_entropy_": (logits, targets, scale.float()),
+        "swiglu_backward": (x.flatten(0, 2), x.flatten(0, 2)[:, :2].contiguous()),
+        "turn_heads": (x, *rotary_table(4, 3), 4),
+        "turn_heads_backward": (x[:, :, :2], x[:, :, 2:4], x[:, :, 4:], *rotary_table(4, 3)),
+    }
+    operator = getattr(torch.ops.meristem, name).default
+    torch.library.opcheck(operator, arguments[name])
+
+
+# --- Triton -----------------------------------------------------------------------------------------------
+
+GPU_DTYPES = [(torch.float32, 1e-5), (torch.bfloat16, 5e-3)]
+
+
+@needs_gpu
+@pytest.mark.gpu
+@pytest.mark.parametrize(("dtype", "limit"), GPU_DTYPES)
+@pytest.mark.parametrize(("rows", "columns"), [(1, 1), (7, 100), (33, 4096), (10, 50304), (5, 50257)])
+def test_triton_cross_entropy(dtype: torch.dtype, limit: float, rows: int, columns: int) -> None:
+    logits, targets, scale = cross_entropy_inputs(dtype, rows, columns)
+    if rows == 1:
+        targets[:] = 0
+    expected = plain_cross_entropy(logits, targets, scale)
+    device_logits = logits.cuda()
+    losses = cross_entropy_(device_logits, targets.cuda(), scale.float().cuda())
+    torch.testing.assert_close(losses.cpu().double(), expected[0], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        device_logits.cpu().double(), expected[1], rtol=1e-2 if limit > 1e-4 else 1e-4, atol=1e-6
+    )
+    assert not losses.cpu()[targets == -100].any()
+
+
+@needs_gpu
+@pytest.mark.gpu
+@pytest.mark.parametrize(("dtype", "limit"), GPU_DTYPES)
+@pytest.mark.parametrize(("rows", "width"), [(1, 1), (5, 24), (130, 1376), (64, 2048), (3, 3000)])
+def test_triton_swiglu_backward(dtype: torch.dtype, limit: float, rows: int, width: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    gate_up = (3 * torch.randn(rows, 2 * width, generator=generator)).to(dtype)
+    grad = torch.randn(rows, width, generator=generator).to(dtype)
+    leaf = gate_up.double().requires_grad_()
+    gate, up = leaf.chunk(2, dim=-1)
+    hidden = silu(gate) * up
+    expected = torch.autograd.grad(hidden, leaf, grad.double())[0]
+    found, again = swiglu_backward(gate_up.cuda(), grad.cuda())
+    assert found.dtype == again.dtype == dtype
+    assert relative_error(found.cpu(), expected) <= limit
+    assert relative_error(again.cpu(), hidden.detach()) <= limit
+
+
+@needs_gpu
+@pytest.mark.gpu
+@pytest.mark.parametrize(("dtype", "limit"), GPU_DTYPES)
+@pytest.mark.parametrize("dim", [2, 6, 32, 64, 96, 128, 192, 256])
+@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (6, 2), (3, 1)])
+@pytest.mark.parametrize("ragged", [False, True])
+def test_triton_split_heads(
+    dtype: torch.dtype, limit: float, dim: int, heads: int, kv_heads: int, ragged: bool
+) -> None:
+    """Forward and backward, with positions shared by the batch or, as for ragged prompts, each row's own."""
+    generator = torch.Generator().manual_seed(0)
+    packed = torch.randn(2, 70, heads + 2 * kv_heads, dim, generator=generator).to(dtype)
+    cos, sin = rotary_table(dim, 80)
+    starts = (0, 10) if ragged else (0, 0)
+    pair = [torch.stack([t[s : s + 70] for s in starts]) if ragged else t[:70] for t in (cos, sin)]
+    turned = heads + kv_heads
+    leaf = packed.double().requires_grad_()
+    rotated = torch.cat([complex_rotation(leaf[i : i + 1, :, :turned], s) for i, s in enumerate(starts)])
+    expected = (rotated[:, :, :heads], rotated[:, :, heads:], leaf[:, :, turned:])
+    grads = [torch.randn(p.shape, generator=generator).to(dtype) for p in expected]
+    reference = torch.autograd.grad(expected, leaf, [g.double() for g in grads])[0]
+    device_leaf = packed.cuda().requires_grad_()
+    found = split_heads(device_leaf, pair[0].cuda(), pair[1].cuda(), heads, kv_heads)
+    # Attention hands its gradients back in its own layout, (B, heads, T, dim).
+    strided = [g.cuda().transpose(1, 2).contiguous().transpose(1, 2) for g in grads]
+    for layout in ([g.cuda() for g in grads], strided):
+        gradient = torch.autograd.grad(found, device_leaf, layout, retain_graph=True)[0]
+        assert relative_error(gradient.cpu(), reference) <= limit
+    for mine, theirs in zip(found, expected, strict=True):
+        assert mine.dtype == dtype
+        assert relative_error(mine.detach().cpu(), theirs.detach()) <= limit
+    assert torch.equal(found[2].detach().cpu(), packed[:, :, turned:])
