@@ -39,7 +39,7 @@ def loss_and_gradients(model: Decoder, forward: Any, tokens: Tensor) -> dict[str
 needs_compiler = pytest.mark.skipif(not shutil.which("g++"), reason="inductor needs a C++ compiler")
 
 
-@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=needs_compiler)])
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=[pytest.mark.slow, needs_compiler])])
 def test_oracle_17_compiled_equals_eager(backend: str) -> None:
     """One graph without breaks, loss and gradients included; a second batch compiles nothing."""
     plan = small_plan(kv_group=2)

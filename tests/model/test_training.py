@@ -22,7 +22,9 @@ def initial_loss(schedule: str, width: int, heads: int, layers: int) -> float:
         return float(model(tokens, labels).loss)
 
 
-@pytest.mark.parametrize(("width", "heads", "expected"), [(768, 12, 10.98), (1024, 16, 11.03), (1536, 16, 11.13)])
+@pytest.mark.parametrize(
+    ("width", "heads", "layers", "expected"), [(768, 12, 12, 10.98), (1024, 16, 4, 11.03), (1536, 16, 4, 11.13)]
+)
 def test_oracle_20_initial_loss(width: int, heads: int, layers: int, expected: float) -> None:
     """The last norm makes it independent of the depth, so four layers stand for the larger models' 24."""
     assert math.log(50304) + 0.02**2 * width / 2 == pytest.approx(expected, abs=5e-3)
