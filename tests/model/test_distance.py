@@ -145,7 +145,16 @@ def test_distances_on_the_gpu(kv_group: int) -> None:
     plan = small_plan(kv_group=kv_group, context=1024)
     model, tokens = lively(plan), random_tokens(plan)
     expected = layer_distances(model, tokens)
-    with Recorder() as recorder:
-        found = layer_distances(model.cuda(), tokens.cuda())
+    found = layer_distances(model.cuda(), tokens.cuda())
     torch.testing.assert_close(found.cpu(), expected, rtol=1e-3, atol=0)
-    assert not [shape for shape, _ in recorder.made if shape[-2:] == (1024, 1024)]
+
+
+@needs_gpu
+@pytest.mark.gpu
+@pytest.mark.parametrize("kv_heads", [4, 2])
+def test_no_map_is_stored_on_the_gpu(kv_heads: int) -> None:
+    """Float32 with groups would fall to the math kernel, were the keys not repeated."""
+    queries, keys = (torch.randn(1, heads, 200, 16, device="cuda") for heads in (4, kv_heads))
+    with Recorder() as recorder:
+        attention_distance(queries, keys)
+    assert not [shape for shape, _ in recorder.made if shape[-2:] == (200, 200)]
