@@ -26,7 +26,10 @@ class Gradients:
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self.device = device
         self.distributed = model if isinstance(model, DistributedDataParallel) else None
-        self.forward: Forward = torch.compile(model, dynamic=False) if compile else model
+        # A whole graph or an error: falling back to slow Python without a word is not an option. DDP is the exception,
+        # it breaks the graph at its gradient buckets.
+        whole = self.distributed is None
+        self.forward: Forward = torch.compile(model, dynamic=False, fullgraph=whole) if compile else model
         self.graph = _Graph(self) if compile and device.type == "cuda" and self.distributed is None else None
 
     def __call__(self, tokens: Tensor, labels: Tensor) -> Tensor:

@@ -73,6 +73,8 @@ def resume(out: str | Path, changes: Sequence[str] = ()) -> Outcome:
         if peers.first:
             folder.rewind(0 if checkpoint is None else checkpoint.step)
         peers.wait()
+        if checkpoint is not None and checkpoint.step >= config.train.steps:
+            return Outcome(folder.path, checkpoint.step, _last_held_out(folder), None)
         plan = folder.plan if checkpoint is None else Plan.from_dict(checkpoint.state["plan"])
         return _run(folder, config, plan, data, checkpoint, peers)
 
@@ -95,7 +97,8 @@ def _run(
         model.load_state_dict(checkpoint.model)
         restore_optimizer(model, optimizer, checkpoint.optimizer)
         restore_rng(checkpoint.rng)
-        state = _State(checkpoint.step, checkpoint.state["skipped"], checkpoint.state["skipped_in_a_row"])
+        skipped, in_a_row = checkpoint.state["skipped"], checkpoint.state["skipped_in_a_row"]
+        state = _State(checkpoint.step, skipped, in_a_row, _last_held_out(folder))
     steps = config.train.steps
     use_compile = peers.device.type == "cuda" if config.train.compile is None else config.train.compile
     gradients = Gradients(peers.wrap(model), compile=use_compile, device=peers.device)
@@ -159,7 +162,7 @@ def _run(
         while state.step < steps and not stopped:
             tokens, labels = _batch(stream, sampler, state.step, config, peers)
             loss = gradients(tokens, labels)
-            loss, asked = peers.mean(torch.stack((loss, loss.new_tensor(float(stop.asked))))).unbind()
+            loss, asked = peers.mean(torch.stack((loss, torch.full_like(loss, float(stop.asked))))).unbind()
             lr = learning_rate(state.step, steps, config.optimizer)
             norm, skipped = guarded_update(optimizer, lr, loss, config.optimizer.clip)
             state.step += 1
@@ -297,6 +300,11 @@ def _check_batch(config: Config, peers: Processes) -> None:
             size,
             f"must be a multiple of {peers.world} processes times micro-batch {micro}",
         )
+
+
+def _last_held_out(folder: RunFolder) -> float | None:
+    losses = [entry["held_out_loss"] for entry in folder.read(folder.metrics) if "held_out_loss" in entry]
+    return losses[-1] if losses else None
 
 
 def _due(step: int, steps: int, every: int) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -53,11 +54,14 @@ class RunFolder:
                 str(path),
                 "already holds something; take another folder, or: meristem resume " + str(path),
             )
-        path.mkdir(parents=True, exist_ok=True)
-        load_tokenizer(data.folder).save(path)
-        write_atomically(path / "plan.json", plan.to_json())
-        write_atomically(path / "data.json", json.dumps({"digest": data.index.digest}) + "\n")
-        write_atomically(path / "config.toml", config.to_toml())  # last: a folder with it is a run
+        aside = path.with_name(f".{path.name}.partial")  # renamed when it is whole: there are no half-begun runs
+        shutil.rmtree(aside, ignore_errors=True)
+        aside.mkdir(parents=True)
+        load_tokenizer(data.folder).save(aside)
+        write_atomically(aside / "plan.json", plan.to_json())
+        write_atomically(aside / "data.json", json.dumps({"digest": data.index.digest}) + "\n")
+        write_atomically(aside / "config.toml", config.to_toml())
+        aside.rename(path)
         return cls(path)
 
     @classmethod
