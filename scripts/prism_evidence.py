@@ -3,8 +3,8 @@
     python scripts/prism_evidence.py run --data DATA --validation VAL --out FOLDER --seeds 0,1,2
     python scripts/prism_evidence.py table FOLDER...
 
-`run` trains every arm with every seed (the same initial weights and data order in all arms) and writes one JSON file per
-run, so that it can be split over several calls; `table` puts the results together.
+`run` trains every arm with every seed (the same initial weights and data order in all arms) and writes one JSON file
+per run, so that it can be split over several calls; `table` puts the results together.
 """
 
 from __future__ import annotations

@@ -137,7 +137,8 @@ def _refuse_mqa(plan: Plan) -> None:
     raise InputError(
         "mqa", True,
         f"is not neutral: parameters {cost.parameters:,} against {other.parameters:,}, KV cache "
-        f"{cost.kv_bytes_per_token:,} against {other.kv_bytes_per_token:,} bytes/token, and key/value widths differ between layers; "
+        f"{cost.kv_bytes_per_token:,} against {other.kv_bytes_per_token:,} bytes/token, and the widths of keys and "
+        "values differ between layers; "
         "use --kv-group, or add --force",
     )  # fmt: skip
 
@@ -213,12 +214,13 @@ def train_command(
     go_on: Annotated[bool, typer.Option("--continue", help="If the run is there already, resume it.")] = False,
 ) -> None:
     """Train a model. Any value of the configuration can be given here: --train.steps 100."""
-    from meristem.training.config import load_config
+    from meristem.training.config import check_resumable, load_config
     from meristem.training.loop import resume, train
 
     resolved = load_config(config, context.args)
     if go_on and (out / "config.toml").is_file():
-        _finish(resume(out))
+        check_resumable(load_config(out / "config.toml"), resolved)
+        _finish(resume(out, context.args))
     else:
         _finish(train(resolved, out))
 

@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from meristem.model import Decoder
+from meristem.model.fused import project_heads
 from meristem.plan import LayerPlan, Plan
 
 SIZES: dict[str, dict[str, Any]] = {
@@ -127,3 +128,10 @@ def plans(draw: Any, *, min_context: int = 1) -> Plan:
         feed_forward=draw(st.integers(1, 24)),
         layers=layers,
     )
+
+
+def split_heads(packed: Tensor, cos: Tensor, sin: Tensor, heads: int, kv_heads: int) -> tuple[Tensor, Tensor, Tensor]:
+    """`project_heads` with the identity as its weight: what it does to packed (B, T, heads + 2 kv heads, dim)."""
+    flat = packed.flatten(2)
+    identity = torch.eye(flat.shape[-1], dtype=packed.dtype, device=packed.device)
+    return project_heads(flat, identity, cos, sin, heads, kv_heads)

@@ -107,7 +107,8 @@ def test_what_the_cache_holds() -> None:
     with torch.no_grad():
         model.hidden(tokens, cache)
         attention = model.blocks[0].attention
-        x = model.blocks[0].attention_norm(model.embedding(tokens))  # type: ignore[operator]
+        embedded = model.embedding(tokens)
+        x = model.blocks[0].attention_norm(embedded, torch.zeros_like(embedded))[1]  # type: ignore[operator]
         _, keys, values = attention.project(x, model.rotary.pair(plan.head_dims[0], slice(0, 4)))  # type: ignore[union-attr,operator]
     assert cache.length == 4
     torch.testing.assert_close(cache.layers[0].keys[:, :, :4], keys)

@@ -16,7 +16,7 @@ from torch import Tensor
 import meristem.model.attention as attention_module
 from meristem.model import Decoder
 from meristem.model.attention import Attention
-from meristem.model.fused import rotate, split_heads
+from meristem.model.fused import rotate
 from meristem.model.rotary import RotaryPair, rotary_table
 from meristem.plan import LayerPlan, Plan
 
@@ -30,6 +30,7 @@ from .helpers import (
     plans,
     random_tokens,
     small_plan,
+    split_heads,
 )
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy, silu
+from torch.nn.functional import cross_entropy, rms_norm, silu
 
-from meristem.model.fused import cross_entropy_, split_heads, swiglu_backward, swiglu_linear
+from meristem.model.fused import add_norm, cross_entropy_, swiglu_backward, swiglu_linear
 from meristem.model.rotary import rotary_table
 
-from .helpers import complex_rotation, needs_gpu, relative_error
+from .helpers import complex_rotation, needs_gpu, relative_error, split_heads
 
 
 def plain_swiglu(gate_up: Tensor, weight: Tensor) -> Tensor:
@@ -90,7 +90,10 @@ def test_cross_entropy_leaves_its_gradient(dtype: torch.dtype, limit: float) -> 
     assert relative_error(logits, expected[1]) <= limit
 
 
-@pytest.mark.parametrize("name", ["cross_entropy_", "swiglu_backward", "turn_heads", "turn_heads_backward"])
+OPERATORS = ["cross_entropy_", "swiglu_backward", "turn_heads_", "turn_heads_backward", "add_norm", "add_norm_backward"]
+
+
+@pytest.mark.parametrize("name", OPERATORS)
 def test_operators_are_registered_correctly(name: str) -> None:
     """What the compiler assumes of an operator (shapes, dtypes, mutation) is what it does."""
     x = torch.randn(2, 3, 6, 4, generator=torch.Generator().manual_seed(0))
@@ -98,11 +101,58 @@ def test_operators_are_registered_correctly(name: str) -> None:
     arguments = {
         "cross_entropy_": (logits, targets, scale.float()),
         "swiglu_backward": (x.flatten(0, 2), x.flatten(0, 2)[:, :2].contiguous()),
-        "turn_heads": (x, *rotary_table(4, 3), 4),
+        "turn_heads_": (x, *rotary_table(4, 3), 4),
         "turn_heads_backward": (x[:, :, :2], x[:, :, 2:4], x[:, :, 4:], *rotary_table(4, 3)),
+        "add_norm": (logits, logits.bfloat16(), logits[0].clone(), 1e-5, torch.bfloat16),
+        "add_norm_backward": (
+            logits,
+            scale.float().expand(5).clone(),
+            logits[0].clone(),
+            logits,
+            logits,
+            torch.bfloat16,
+        ),
     }
     operator = getattr(torch.ops.meristem, name).default
     torch.library.opcheck(operator, arguments[name])
+
+
+def add_norm_reference(
+    x: Tensor, branch: Tensor, weight: Tensor, grads: tuple[Tensor, Tensor]
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Sum and norm in float64 by PyTorch's own operators, and the gradients of all inputs."""
+    leaves = [t.detach().cpu().double().requires_grad_() for t in (x, branch, weight)]
+    total = leaves[0] + leaves[1]
+    outputs = [total, rms_norm(total, total.shape[-1:], leaves[2], 1e-5)]
+    gradients = torch.autograd.grad(outputs, leaves, [g.detach().cpu().double() for g in grads])
+    return [t.detach() for t in outputs], list(gradients)
+
+
+def check_add_norm(width: int, dtype: torch.dtype, branch_dtype: torch.dtype, device: str, limit: float) -> None:
+    generator = torch.Generator().manual_seed(0)
+    x, branch, weight = (torch.randn(*s, generator=generator) for s in ((2, 9, width), (2, 9, width), (width,)))
+    inputs = [
+        x.to(device, dtype).requires_grad_(),
+        branch.to(device, branch_dtype).requires_grad_(),
+        weight.to(device, dtype).requires_grad_(),
+    ]
+    mixed = branch_dtype != dtype
+    with torch.autocast(device, torch.bfloat16, enabled=mixed):
+        found = add_norm(inputs[0], inputs[1], inputs[2], 1e-5)
+    assert found[0].dtype == dtype  # a float32 stream is not rounded
+    assert found[1].dtype == branch_dtype
+    grads = tuple(torch.randn(t.shape, generator=generator).to(device, t.dtype) for t in found)
+    outputs, gradients = add_norm_reference(inputs[0], inputs[1], inputs[2], (grads[0], grads[1]))
+    for mine, theirs in zip((*found, *torch.autograd.grad(found, inputs, grads)), outputs + gradients, strict=True):
+        bound = max(limit, 5e-3) if mine.dtype == torch.bfloat16 else limit
+        assert relative_error(mine.detach().cpu(), theirs) <= bound
+
+
+@pytest.mark.parametrize("width", [1, 8, 96])
+def test_add_norm_against_torch(width: int) -> None:
+    check_add_norm(width, torch.float64, torch.float64, "cpu", 1e-12)
+    check_add_norm(width, torch.float32, torch.float32, "cpu", 1e-5)
+    check_add_norm(width, torch.float32, torch.bfloat16, "cpu", 1e-5)
 
 
 # --- Triton -----------------------------------------------------------------------------------------------
@@ -126,6 +176,14 @@ def test_triton_cross_entropy(dtype: torch.dtype, limit: float, rows: int, colum
         device_logits.cpu().double(), expected[1], rtol=1e-2 if limit > 1e-4 else 1e-4, atol=1e-6
     )
     assert not losses.cpu()[targets == -100].any()
+
+
+@needs_gpu
+@pytest.mark.gpu
+@pytest.mark.parametrize("width", [8, 96, 768, 1024, 1536, 3000])
+def test_triton_add_norm(width: int) -> None:
+    check_add_norm(width, torch.float32, torch.float32, "cuda", 1e-5)
+    check_add_norm(width, torch.float32, torch.bfloat16, "cuda", 1e-5)
 
 
 @needs_gpu

@@ -64,10 +64,12 @@ def test_oracle_4_layers_share_tables_by_identity(monkeypatch: pytest.MonkeyPatc
     used: list[tuple[int, int, int]] = []
     original = Block.forward
 
-    def forward(self: Block, x: Tensor, rotary: tuple[Tensor, Tensor], **rest: Any) -> Tensor:
+    def forward(
+        self: Block, x: Tensor, branch: Tensor, rotary: tuple[Tensor, Tensor], **rest: Any
+    ) -> tuple[Tensor, Tensor]:
         cos, sin = (table.untyped_storage().data_ptr() for table in rotary)
         used.append((self.attention.layer.head_dim, cos, sin))
-        return original(self, x, rotary, **rest)
+        return original(self, x, branch, rotary, **rest)
 
     monkeypatch.setattr(Block, "forward", forward)
     model(random_tokens(plan))
@@ -179,7 +181,7 @@ def test_too_many_positions() -> None:
 
 def outputs_of_blocks(model: Decoder, tokens: Tensor) -> list[Tensor]:
     found: list[Tensor] = []
-    hooks = [block.register_forward_hook(lambda _, __, out: found.append(out)) for block in model.blocks]
+    hooks = [block.register_forward_hook(lambda _, __, out: found.append(out[0] + out[1])) for block in model.blocks]
     with torch.no_grad():
         model(tokens)
     for hook in hooks:

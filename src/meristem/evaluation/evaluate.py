@@ -70,7 +70,7 @@ def evaluate_run(
         loss=loss,
         perplexity=math.exp(min(loss, 700.0)),
         bits_per_byte=loss / math.log(2) if tokens.index.tokenizer.kind == "bytes" else None,
-        attention_distance=tuple((distances.sum(0) / len(probes)).tolist()),
+        attention_distance=tuple((distances / len(probes)).tolist()),
         distance_windows=len(probes),
         plan=loaded.model.plan,
         device=describe_device(loaded.device),

@@ -42,10 +42,12 @@ def layer_distances(model: Decoder, tokens: Tensor) -> Tensor:
     if length > model.plan.context:
         raise InputError("tokens", length, f"positions are more than the context, {model.plan.context}")
     x = model.embedding(tokens)
+    branch = torch.zeros_like(x)
     distances: list[Tensor] = []
     for block in model.blocks:
         rotary = model.rotary.pair(block.attention.layer.head_dim, slice(0, length))  # type: ignore[union-attr,arg-type]
-        queries, keys, _ = block.attention.project(block.attention_norm(x), rotary)  # type: ignore[union-attr,operator]
+        normed = block.attention_norm(x, branch)[1]  # type: ignore[operator]
+        queries, keys, _ = block.attention.project(normed, rotary)  # type: ignore[union-attr,operator]
         distances.append(attention_distance(queries, keys))
-        x = block(x, rotary)
+        x, branch = block(x, branch, rotary)
     return torch.stack(distances)

@@ -10,7 +10,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from meristem.model.backends import BACKENDS
 from meristem.model.cache import LayerCache
-from meristem.model.fused import split_heads
+from meristem.model.fused import project_heads
 from meristem.model.rotary import RotaryPair
 from meristem.plan import LayerPlan
 
@@ -27,9 +27,9 @@ class Attention(nn.Module):
 
     def project(self, x: Tensor, rotary: RotaryPair) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys (both turned to their positions) and values, each (B, its heads, T, head dim)."""
-        heads, kv_heads = self.layer.heads, self.layer.kv_heads
-        packed = self.qkv(x).unflatten(-1, (heads + 2 * kv_heads, self.layer.head_dim))
-        queries, keys, values = split_heads(packed, *rotary, heads, kv_heads)
+        queries, keys, values = project_heads(
+            x, self.qkv.weight, *rotary, heads=self.layer.heads, kv_heads=self.layer.kv_heads
+        )
         return queries.transpose(1, 2), keys.transpose(1, 2), values.transpose(1, 2)
 
     def forward(

@@ -9,12 +9,26 @@ import torch
 from torch import Tensor, nn
 
 from meristem.model.attention import Attention
-from meristem.model.fused import swiglu_linear
+from meristem.model.fused import add_norm, swiglu_linear
 from meristem.model.rotary import RotaryPair
 from meristem.plan import LayerPlan
 
 NORM_EPS = 1e-5
 INIT_STD = 0.02
+
+
+class Norm(nn.Module):
+    """RMSNorm of the residual stream after a branch is added to it; returns the new stream and its norm."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: Tensor, branch: Tensor) -> tuple[Tensor, Tensor]:
+        return add_norm(x, branch, self.weight, NORM_EPS)
+
+    def reset_parameters(self) -> None:
+        nn.init.ones_(self.weight)
 
 
 class FeedForward(nn.Module):
@@ -30,19 +44,23 @@ class FeedForward(nn.Module):
 
 
 class Block(nn.Module):
-    """Pre-norm block on the residual stream x, (B, T, d)."""
+    """Pre-norm block on the residual stream, (B, T, d).
+
+    The stream travels as a pair: x, and the last branch's output, which is not added yet. Each sum is then made
+    together with the norm that follows it, in one pass over memory.
+    """
 
     def __init__(self, width: int, feed_forward: int, layer: LayerPlan) -> None:
         super().__init__()
-        self.attention_norm = nn.RMSNorm(width, eps=NORM_EPS)
+        self.attention_norm = Norm(width)
         self.attention = Attention(width, layer)
-        self.feed_forward_norm = nn.RMSNorm(width, eps=NORM_EPS)
+        self.feed_forward_norm = Norm(width)
         self.feed_forward = FeedForward(width, feed_forward)
 
-    def forward(self, x: Tensor, rotary: RotaryPair, **attention: Any) -> Tensor:
-        # The sum stays outside the product: a fused addmm would round a float32 stream to bf16 under autocast.
-        x = x + self.attention(self.attention_norm(x), rotary, **attention)
-        return x + self.feed_forward(self.feed_forward_norm(x))
+    def forward(self, x: Tensor, branch: Tensor, rotary: RotaryPair, **attention: Any) -> tuple[Tensor, Tensor]:
+        x, normed = self.attention_norm(x, branch)
+        x, normed = self.feed_forward_norm(x, self.attention(normed, rotary, **attention))
+        return x, self.feed_forward(normed)
 
     def initialise(self, depth: int, generator: torch.Generator) -> None:
         """Normal weights; the two products that write to the stream are scaled by 1 / sqrt(2 depth)."""

@@ -13,7 +13,7 @@ from torch.nn.functional import linear
 
 from meristem.errors import InputError
 from meristem.model.backends import choose_backends
-from meristem.model.block import INIT_STD, NORM_EPS, Block, draw_normal
+from meristem.model.block import INIT_STD, Block, Norm, draw_normal
 from meristem.model.cache import KVCache
 from meristem.model.loss import linear_cross_entropy
 from meristem.model.rotary import RotaryTables
@@ -41,7 +41,7 @@ class Decoder(nn.Module):
         self.plan = plan
         self.embedding = nn.Embedding(plan.vocabulary, plan.width)
         self.blocks = nn.ModuleList(Block(plan.width, plan.feed_forward, layer) for layer in plan.layers)
-        self.norm = nn.RMSNorm(plan.width, eps=NORM_EPS)
+        self.norm = Norm(plan.width)
         self.rotary = RotaryTables(plan.head_dims, plan.context)
         self.initialise(seed)
 
@@ -92,9 +92,11 @@ class Decoder(nn.Module):
                 torch.arange(stop, device=tokens.device) <= torch.arange(start, stop, device=tokens.device)[:, None]
             )[None, None]
         x = self.embedding(tokens)
+        branch = torch.zeros_like(x)  # nothing has been computed yet
         for index, block in enumerate(self.blocks):
-            x = block(
+            x, branch = block(
                 x,
+                branch,
                 self.rotary.pair(block.attention.layer.head_dim, positions),  # type: ignore[union-attr,arg-type]
                 causal=length > 1,
                 mask=mask,
@@ -103,7 +105,7 @@ class Decoder(nn.Module):
             )
         if cache is not None:
             cache.length = stop
-        return self.norm(x)
+        return self.norm(x, branch)[1]
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Scores over the vocabulary, (..., V)."""

@@ -59,7 +59,7 @@ def _(logits: Tensor, targets: Tensor, scale: Tensor) -> Tensor:
     return logits.new_empty(logits.shape[0], dtype=_wide(logits.dtype))
 
 
-# --- heads -----------------------------------------------------------------------------------------------------------
+# --- heads -------------------------------------------------------------------------------------------------------
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -73,28 +73,29 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return (wide * cos + swapped * sin).to(x.dtype)
 
 
-@torch.library.custom_op("meristem::turn_heads", mutates_args=())
-def turn_heads(packed: Tensor, cos: Tensor, sin: Tensor, turned: int) -> Tensor:
-    """packed (B, T, heads, dim) with its first `turned` heads rotated and the others copied."""
+@torch.library.custom_op("meristem::turn_heads_", mutates_args=("packed",))
+def turn_heads_(packed: Tensor, cos: Tensor, sin: Tensor, turned: int) -> None:
+    """Rotate the first `turned` heads of packed (B, T, heads, dim) in place."""
     if _use_triton(packed):
-        from meristem.model.triton_kernels import turn_heads_kernel
+        from meristem.model.triton_kernels import turn_into
 
-        return turn_heads_kernel(packed, cos, sin, turned)
-    return torch.cat((rotate(packed[:, :, :turned], cos, sin), packed[:, :, turned:]), dim=2)
-
-
-@turn_heads.register_fake
-def _(packed: Tensor, cos: Tensor, sin: Tensor, turned: int) -> Tensor:
-    return torch.empty_like(packed)
+        turn_into(packed, packed[:, :, :turned], cos, sin, 1)
+    else:
+        packed[:, :, :turned] = rotate(packed[:, :, :turned], cos, sin)
 
 
 @torch.library.custom_op("meristem::turn_heads_backward", mutates_args=())
 def turn_heads_backward(dq: Tensor, dk: Tensor, dv: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """The gradient of packed, from those of its queries, keys and values, each (B, T, its heads, dim)."""
     if _use_triton(dq):
-        from meristem.model.triton_kernels import turn_heads_backward_kernel
+        from meristem.model.triton_kernels import turn_into
 
-        return turn_heads_backward_kernel(dq, dk, dv, cos, sin)
+        heads, kv_heads = dq.shape[2], dk.shape[2]
+        packed = dq.new_empty((*dq.shape[:2], heads + 2 * kv_heads, dq.shape[3]))
+        turn_into(packed, dq, cos, sin, -1)
+        turn_into(packed[:, :, heads:], dk, cos, sin, -1)
+        turn_into(packed[:, :, heads + kv_heads :], dv, cos, sin, 0)
+        return packed
     return torch.cat((rotate(dq, cos, -sin), rotate(dk, cos, -sin), dv), dim=2)
 
 
@@ -104,28 +105,117 @@ def _(dq: Tensor, dk: Tensor, dv: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return dq.new_empty((batch, length, heads + 2 * dk.shape[2], dim))
 
 
-class _SplitHeads(torch.autograd.Function):
+class _ProjectHeads(torch.autograd.Function):
     """Written out because automatic backward pads and adds three large tensors where one pass will do."""
 
     @staticmethod
     def forward(
-        ctx: Any, packed: Tensor, cos: Tensor, sin: Tensor, heads: int, kv_heads: int
+        ctx: Any, x: Tensor, weight: Tensor, cos: Tensor, sin: Tensor, heads: int, kv_heads: int
     ) -> tuple[Tensor, Tensor, Tensor]:
-        ctx.save_for_backward(cos, sin)
+        cast = weight.to(x.dtype)
+        packed = (x @ cast.T).unflatten(-1, (heads + 2 * kv_heads, -1))
         turned = heads + kv_heads
-        # Values are copied along so that the packed projection need not be kept beside the result.
-        result = turn_heads(packed, cos, sin, turned)
-        return result[:, :, :heads], result[:, :, heads:turned], result[:, :, turned:]
+        turn_heads_(packed, cos, sin, turned)
+        ctx.save_for_backward(x, cast, cos, sin)
+        ctx.weight_dtype = weight.dtype
+        return packed[:, :, :heads], packed[:, :, heads:turned], packed[:, :, turned:]
 
     @staticmethod
     def backward(ctx: Any, dq: Tensor, dk: Tensor, dv: Tensor) -> tuple[Tensor | None, ...]:
-        return turn_heads_backward(dq, dk, dv, *ctx.saved_tensors), None, None, None, None
+        x, weight, cos, sin = ctx.saved_tensors
+        packed = turn_heads_backward(dq, dk, dv, cos, sin).flatten(2)
+        weight_grad = packed.flatten(0, 1).T @ x.flatten(0, 1)
+        return packed @ weight, weight_grad.to(ctx.weight_dtype), None, None, None, None
 
 
-def split_heads(packed: Tensor, cos: Tensor, sin: Tensor, heads: int, kv_heads: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries and keys, turned to their positions, and values, from packed (B, T, heads + 2 kv heads, dim)."""
-    parts: tuple[Tensor, Tensor, Tensor] = _SplitHeads.apply(packed, cos, sin, heads, kv_heads)
+def project_heads(
+    x: Tensor, weight: Tensor, cos: Tensor, sin: Tensor, heads: int, kv_heads: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries and keys, turned to their positions, and values, (B, T, their heads, dim), of x (B, T, d).
+
+    The rows of `weight` are ordered queries, keys, values, head by head; computed in the dtype of x.
+    """
+    parts: tuple[Tensor, Tensor, Tensor] = _ProjectHeads.apply(x, weight, cos, sin, heads, kv_heads)
     return parts
+
+
+# --- residual sum and norm ------------------------------------------------------------------------------------------
+
+
+@torch.library.custom_op("meristem::add_norm", mutates_args=())
+def _add_norm(
+    x: Tensor, branch: Tensor, weight: Tensor, eps: float, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor]:
+    """x + branch, its RMS norm in `dtype`, and the reciprocal root mean square of each row; all rows (N, d)."""
+    if _use_triton(x):
+        from meristem.model.triton_kernels import add_norm_kernel
+
+        return add_norm_kernel(x, branch, weight, eps, dtype)
+    total = x + branch
+    wide = total.to(_wide(x.dtype))
+    scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    return total, (wide * scale * weight).to(dtype), scale[:, 0]
+
+
+@_add_norm.register_fake
+def _(x: Tensor, branch: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    return torch.empty_like(x), torch.empty_like(x, dtype=dtype), x.new_empty(x.shape[0], dtype=_wide(x.dtype))
+
+
+@torch.library.custom_op("meristem::add_norm_backward", mutates_args=())
+def _add_norm_backward(
+    total: Tensor, scale: Tensor, weight: Tensor, total_grad: Tensor, normed_grad: Tensor, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of the sum, the same again in `dtype` (empty if that is its own), and of the weight."""
+    if _use_triton(total):
+        from meristem.model.triton_kernels import add_norm_backward_kernel
+
+        return add_norm_backward_kernel(total, scale, weight, total_grad, normed_grad, dtype)
+    unit = total.to(scale.dtype) * scale[:, None]
+    flow = normed_grad.to(scale.dtype) * weight
+    grad = total_grad + (flow - unit * (unit * flow).mean(-1, keepdim=True)) * scale[:, None]
+    grad = grad.to(total.dtype)
+    copy = grad.new_empty(0) if dtype == total.dtype else grad.to(dtype)
+    return grad, copy, (normed_grad.to(scale.dtype) * unit).sum(0).to(weight.dtype)
+
+
+@_add_norm_backward.register_fake
+def _(
+    total: Tensor, scale: Tensor, weight: Tensor, total_grad: Tensor, normed_grad: Tensor, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor]:
+    copy = total.new_empty(0) if dtype == total.dtype else torch.empty_like(total, dtype=dtype)
+    return torch.empty_like(total), copy, torch.empty_like(weight)
+
+
+class _AddNorm(torch.autograd.Function):
+    """One pass over the residual stream each way, where sum, norm and casts would take several."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, branch: Tensor, weight: Tensor, eps: float, dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor]:
+        total, normed, scale = _add_norm(x, branch, weight, eps, dtype)
+        ctx.save_for_backward(total, scale, weight)
+        ctx.branch_dtype = branch.dtype
+        return total, normed
+
+    @staticmethod
+    def backward(ctx: Any, total_grad: Tensor, normed_grad: Tensor) -> tuple[Tensor | None, ...]:
+        total, scale, weight = ctx.saved_tensors
+        grad, copy, weight_grad = _add_norm_backward(total, scale, weight, total_grad, normed_grad, ctx.branch_dtype)
+        return grad, copy if copy.numel() else grad, weight_grad, None, None
+
+
+def add_norm(x: Tensor, branch: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """The residual sum x + branch, and its RMS norm times `weight`; all (..., d).
+
+    The sum keeps the dtype of x, so that a float32 stream is not rounded; the norm has the autocast dtype if autocast
+    is on, else that of x.
+    """
+    device = x.device.type
+    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
+    total, normed = _AddNorm.apply(x.flatten(0, -2), branch.flatten(0, -2), weight, eps, dtype)
+    return total.view(x.shape), normed.view(x.shape)
 
 
 # --- SwiGLU ----------------------------------------------------------------------------------------------------------

@@ -85,24 +85,21 @@ def swiglu_backward_kernel(gate_up: Tensor, grad: Tensor) -> tuple[Tensor, Tenso
 
 @triton.jit
 def _turn(  # type: ignore[no-untyped-def]
-    source, result, cos, sin, total, length, positions,
-    source_batch, source_token, source_head, result_token,
-    PAIRS: tl.constexpr, HALF: tl.constexpr, SIGN: tl.constexpr, BLOCK: tl.constexpr,
+    source, result, cos, sin, length, positions, source_batch, source_token, source_head, result_token,
+    HEADS: tl.constexpr, HALF: tl.constexpr, SIGN: tl.constexpr, HEADS_BLOCK: tl.constexpr, HALF_BLOCK: tl.constexpr,
 ):  # fmt: skip
-    # One element per pair of coordinates (i, i + HALF) of a head, PAIRS of them per token of the source. Indices
-    # within a program are 32-bit: 64-bit divisions would cost more than the memory traffic.
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside = at < total
-    token, pair = at // PAIRS, at % PAIRS
-    head, i = pair // HALF, pair % HALF
-    batch, t = token // length, token % length
-    x_at = source + batch.to(tl.int64) * source_batch + t * source_token + head * source_head + i
+    # One program per token: a tile of heads by pairs of coordinates (i, i + HALF), the angles loaded once.
+    token = tl.program_id(0)
+    head, i = tl.arange(0, HEADS_BLOCK)[:, None], tl.arange(0, HALF_BLOCK)[None, :]
+    inside = (head < HEADS) & (i < HALF)
+    batch, t = (token // length).to(tl.int64), token % length
+    x_at = source + batch * source_batch + t * source_token + head * source_head + i
     x = tl.load(x_at, mask=inside, other=0.0)
     y = tl.load(x_at + HALF, mask=inside, other=0.0)
     if SIGN != 0:
         row = (token % positions) * (2 * HALF) + i
-        c = tl.load(cos + row, mask=inside, other=0.0)
-        s = tl.load(sin + row + HALF, mask=inside, other=0.0) * SIGN
+        c = tl.load(cos + row, mask=i < HALF, other=0.0)
+        s = tl.load(sin + row + HALF, mask=i < HALF, other=0.0) * SIGN
         x, y = x.to(tl.float32), y.to(tl.float32)
         x, y = x * c - y * s, y * c + x * s
     out = result + token.to(tl.int64) * result_token + head * (2 * HALF) + i
@@ -111,33 +108,95 @@ def _turn(  # type: ignore[no-untyped-def]
     tl.store(out + HALF, y.to(kind), mask=inside)
 
 
-def _turn_into(result: Tensor, source: Tensor, cos: Tensor, sin: Tensor, sign: int) -> None:
-    """Write source (B, T, heads, dim), turned by `sign` times its angles, into some heads of a packed result."""
+def turn_into(result: Tensor, source: Tensor, cos: Tensor, sin: Tensor, sign: int) -> None:
+    """Write source (B, T, heads, dim), turned by `sign` times its angles, into the first heads of a packed result.
+
+    The two may be the same memory: every program reads its elements before it writes them.
+    """
     if source.stride(-1) != 1:
         source = source.contiguous()
-    _, length, heads, dim = source.shape
-    total = source.numel() // 2
-    assert total < 2**31
-    _turn[(triton.cdiv(total, 1024),)](
-        source, result, cos, sin, total, length, cos.numel() // dim, *source.stride()[:3], result.stride(1),
-        PAIRS=heads * dim // 2, HALF=dim // 2, SIGN=sign, BLOCK=1024, num_warps=4,
+    batch, length, heads, dim = source.shape
+    assert result.stride(0) == length * result.stride(1)
+    assert result.stride(2) == dim
+    _turn[(batch * length,)](
+        source, result, cos.contiguous(), sin.contiguous(), length, cos.numel() // dim,
+        *source.stride()[:3], result.stride(1),
+        HEADS=heads, HALF=dim // 2, SIGN=sign,
+        HEADS_BLOCK=triton.next_power_of_2(heads), HALF_BLOCK=triton.next_power_of_2(dim // 2), num_warps=4,
     )  # fmt: skip
 
 
-def turn_heads_kernel(packed: Tensor, cos: Tensor, sin: Tensor, turned: int) -> Tensor:
-    packed, cos, sin = packed.contiguous(), cos.contiguous(), sin.contiguous()
-    result = torch.empty_like(packed)
-    _turn_into(result, packed[:, :, :turned], cos, sin, 1)
-    _turn_into(result[:, :, turned:], packed[:, :, turned:], cos, sin, 0)
-    return result
+@triton.jit
+def _add_norm(x, branch, weight, total, normed, scale, width, eps, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.arange(0, BLOCK)
+    inside = at < width
+    value = tl.load(x + row * width + at, mask=inside, other=0.0).to(tl.float32)
+    value += tl.load(branch + row * width + at, mask=inside, other=0.0).to(tl.float32)
+    value = value.to(total.dtype.element_ty)
+    tl.store(total + row * width + at, value, mask=inside)
+    value = value.to(tl.float32)
+    inverse = tl.rsqrt(tl.sum(value * value) / width + eps)
+    tl.store(scale + row, inverse)
+    gain = tl.load(weight + at, mask=inside, other=0.0)
+    tl.store(normed + row * width + at, (value * inverse * gain).to(normed.dtype.element_ty), mask=inside)
 
 
-def turn_heads_backward_kernel(dq: Tensor, dk: Tensor, dv: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    batch, length, heads, dim = dq.shape
-    kv_heads = dk.shape[2]
-    cos, sin = cos.contiguous(), sin.contiguous()
-    result = dq.new_empty((batch, length, heads + 2 * kv_heads, dim))
-    _turn_into(result, dq, cos, sin, -1)
-    _turn_into(result[:, :, heads:], dk, cos, sin, -1)
-    _turn_into(result[:, :, heads + kv_heads :], dv, cos, sin, 0)
-    return result
+def add_norm_kernel(
+    x: Tensor, branch: Tensor, weight: Tensor, eps: float, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor]:
+    x, branch = x.contiguous(), branch.contiguous()
+    rows, width = x.shape
+    total, normed = torch.empty_like(x), torch.empty_like(x, dtype=dtype)
+    scale = torch.empty(rows, dtype=torch.float32, device=x.device)
+    block = triton.next_power_of_2(width)
+    _add_norm[(rows,)](x, branch, weight, total, normed, scale, width, eps, BLOCK=block, num_warps=_warps(block))
+    return total, normed, scale
+
+
+@triton.jit
+def _add_norm_backward(  # type: ignore[no-untyped-def]
+    total, scale, weight, total_grad, normed_grad, grad, copy, weight_grads, rows, width,
+    COPY: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    # Programs take rows in turn and keep their share of the weight's gradient in registers.
+    program, programs = tl.program_id(0).to(tl.int64), tl.num_programs(0)
+    at = tl.arange(0, BLOCK)
+    inside = at < width
+    gain = tl.load(weight + at, mask=inside, other=0.0)
+    gain_grad = tl.zeros((BLOCK,), tl.float32)
+    for row in range(program, rows, programs):
+        base = row * width + at
+        inverse = tl.load(scale + row)
+        unit = tl.load(total + base, mask=inside, other=0.0).to(tl.float32) * inverse
+        arriving = tl.load(normed_grad + base, mask=inside, other=0.0).to(tl.float32)
+        flow = arriving * gain
+        result = tl.load(total_grad + base, mask=inside, other=0.0).to(tl.float32)
+        result += (flow - unit * (tl.sum(unit * flow) / width)) * inverse
+        tl.store(grad + base, result.to(grad.dtype.element_ty), mask=inside)
+        if COPY:
+            tl.store(copy + base, result.to(copy.dtype.element_ty), mask=inside)
+        gain_grad += arriving * unit
+    tl.store(weight_grads + program * width + at, gain_grad, mask=inside)
+
+
+def add_norm_backward_kernel(
+    total: Tensor, scale: Tensor, weight: Tensor, total_grad: Tensor, normed_grad: Tensor, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor]:
+    total_grad, normed_grad = total_grad.contiguous(), normed_grad.contiguous()
+    rows, width = total.shape
+    programs = min(rows, 8 * torch.cuda.get_device_properties(total.device).multi_processor_count)
+    grad = torch.empty_like(total)
+    copies = dtype != total.dtype
+    copy = torch.empty_like(total, dtype=dtype) if copies else total.new_empty(0)
+    weight_grads = torch.empty(programs, width, dtype=torch.float32, device=total.device)
+    block = triton.next_power_of_2(width)
+    _add_norm_backward[(programs,)](
+        total, scale, weight, total_grad, normed_grad, grad, copy, weight_grads, rows, width,
+        COPY=copies, BLOCK=block, num_warps=_warps(block),
+    )  # fmt: skip
+    return grad, copy, weight_grads.sum(0).to(weight.dtype)
+
+
+def _warps(block: int) -> int:
+    return min(16, max(1, block // 256))

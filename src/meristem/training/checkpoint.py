@@ -25,6 +25,7 @@ from meristem.errors import RunError
 
 FORMAT = "meristem-checkpoint/1"
 MANIFEST = "manifest.json"
+FILES = ("model.safetensors", "optimizer.safetensors", "rng.safetensors", "state.json")
 _NAME = re.compile(r"step-(\d{8,})")
 
 
@@ -68,8 +69,8 @@ def save_checkpoint(
     aside.rename(final)
     _flush(folder)
     write_atomically(final / MANIFEST, json.dumps({"format": FORMAT, "step": step, "files": files}, indent=1) + "\n")
-    for old in list_checkpoints(folder)[:-keep]:
-        _remove(old)
+    for outdated in _outdated(folder, step, keep):
+        _remove(outdated)
     return final
 
 
@@ -84,16 +85,22 @@ def load_checkpoint(path: Path) -> Checkpoint:
     manifest = _read_json(path / MANIFEST)
     if manifest.get("format") != FORMAT:
         raise RunError(f"{path / MANIFEST}: format is {manifest.get('format')!r}, expected {FORMAT!r}")
-    for name, facts in manifest["files"].items():
+    try:
+        step, known = manifest["step"], {name: (f["bytes"], f["sha256"]) for name, f in manifest["files"].items()}
+    except (KeyError, TypeError, AttributeError) as error:
+        raise RunError(f"{path / MANIFEST}: not a manifest ({error!r})") from error
+    if step != _step_of(path) or set(known) != set(FILES):
+        raise RunError(f"{path / MANIFEST}: is not of this checkpoint (step {step}, files {sorted(known)})")
+    for name, (size, digest) in known.items():
         file = path / name
         if not file.is_file():
             raise RunError(f"{file}: is missing")
-        if file.stat().st_size != facts["bytes"]:
-            raise RunError(f"{file}: has {file.stat().st_size} bytes, {facts['bytes']} were written (truncated?)")
-        if _sha256(file) != facts["sha256"]:
-            raise RunError(f"{file}: its content has changed since it was written (sha256 differs)")
+        if file.stat().st_size != size:
+            raise RunError(f"{file}: has {file.stat().st_size} bytes, {MANIFEST} says {size} (truncated?)")
+        if _sha256(file) != digest:
+            raise RunError(f"{file}: its content is not what was written (sha256 differs from {MANIFEST})")
     return Checkpoint(
-        step=manifest["step"],
+        step=step,
         model=load_file(path / "model.safetensors"),
         optimizer=load_file(path / "optimizer.safetensors"),
         rng=load_file(path / "rng.safetensors"),
@@ -161,6 +168,16 @@ def _step_of(path: Path) -> int:
     match = _NAME.fullmatch(path.name)
     assert match is not None
     return int(match[1])
+
+
+def _outdated(folder: Path, step: int, keep: int) -> list[Path]:
+    """What a save at `step` makes superfluous: all but the newest `keep` up to it, and remains without a manifest.
+
+    A later checkpoint is one that was passed over as damaged; it must not push out those that are whole.
+    """
+    whole = [path for path in list_checkpoints(folder) if _step_of(path) <= step]
+    found = [path for path in folder.glob("step-*") if _NAME.fullmatch(path.name)]
+    return whole[:-keep] + [path for path in found if not (path / MANIFEST).exists()]
 
 
 def _remove(path: Path) -> None:

@@ -15,6 +15,7 @@ from meristem.errors import InputError, RunError
 from meristem.plan import Plan
 from meristem.schedules import PREFERRED_DIMS
 from meristem.training.optimizer import OptimizerConfig
+from meristem.training.trackers import TRACKERS
 
 # What may change when a run is resumed, because the result does not depend on it.
 RESUMABLE = (
@@ -129,6 +130,9 @@ class Config:
         micro = self.train.micro_batch
         if micro is not None and (micro < 1 or self.train.batch_size % micro):
             raise InputError("train.micro_batch", micro, f"must divide train.batch_size = {self.train.batch_size}")
+        for name in self.log.trackers:
+            if name not in TRACKERS:
+                raise InputError("log.trackers", name, f"must be among {', '.join(TRACKERS)}")
 
     def __getitem__(self, key: str) -> Any:
         section, name = key.split(".")
@@ -198,11 +202,19 @@ def parse_overrides(arguments: Sequence[str]) -> dict[str, Any]:
 
 def override(config: Config, arguments: Sequence[str]) -> Config:
     """The configuration of a resumed run: only what cannot change its result may differ."""
-    changes = parse_overrides(arguments)
-    for key, value in changes.items():
-        if key in _known_keys() and key not in RESUMABLE:
-            raise InputError(key, value, f"cannot change when a run is resumed; only {', '.join(RESUMABLE)} can")
-    return build_config({**flatten(config), **changes})
+    changed = build_config({**flatten(config), **parse_overrides(arguments)})
+    check_resumable(config, changed)
+    return changed
+
+
+def check_resumable(config: Config, changed: Config) -> None:
+    """Refuse a change of anything that the result of a run depends on."""
+    for key in _known_keys():
+        if key not in RESUMABLE and changed[key] != config[key]:
+            raise InputError(
+                key, changed[key],
+                f"the run began with {config[key]!r}; when it is resumed, only {', '.join(RESUMABLE)} can change",
+            )  # fmt: skip
 
 
 def flatten(config: Config) -> dict[str, Any]:

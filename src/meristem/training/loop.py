@@ -126,24 +126,25 @@ def _run(
             """Record a finished step; whether a stop was asked for by then."""
             if reading is None:
                 return False
-            clock.tick()
             state.count(reading)
             log.step(reading, state, clock)
             if state.skipped_in_a_row >= config.train.max_skipped:
                 raise RunError(_too_many_skipped(state, folder))
             return reading.stop
 
-        def pause_for(step: int) -> None:
-            """Evaluate and save, each when it is due."""
+        def pause_for(step: int, stopping: bool) -> bool:
+            """Evaluate and save, each when it is due, or save to stop; whether a stop was asked for by then."""
             due_eval, due_save = (_due(step, steps, every) for every in (config.eval.every, config.checkpoint.every))
-            if due_eval or due_save:
-                settle(readings.flush())
-                if due_eval and windows is not None and peers.first:
-                    state.held_out = held_out_loss(model, windows, batch=config.eval.batch, device=peers.device)
-                    log.held_out(step, state.held_out)
-                if due_save:
-                    save(step)
-                clock.pause()
+            if not (due_eval or due_save or stopping):
+                return False
+            stopping = settle(readings.flush()) or stopping
+            if due_eval and windows is not None and peers.first:
+                state.held_out = held_out_loss(model, windows, batch=config.eval.batch, device=peers.device)
+                log.held_out(step, state.held_out)
+            if due_save or stopping:
+                save(step)
+            clock.pause()
+            return stopping
 
         def save(step: int) -> None:
             if peers.first:
@@ -166,17 +167,17 @@ def _run(
             lr = learning_rate(state.step, steps, config.optimizer)
             norm, skipped = guarded_update(optimizer, lr, loss, config.optimizer.clip)
             state.step += 1
-            stopped = settle(readings.push(state.step, torch.stack((loss, norm, skipped, asked))))
-            if not stopped:
-                pause_for(state.step)
-        if stopped:
-            settle(readings.flush())
-            save(state.step)
-            log.event("stopped", state.step, signal=stop.number)
+            reading = readings.push(state.step, torch.stack((loss, norm, skipped, asked)))
+            if reading is not None:  # not when readings are flushed: on a CPU no time passes between the last two
+                clock.tick()
+            stopped = pause_for(state.step, settle(reading))
+        if stopped and state.step < steps:
+            number = stop.number or int(signal.SIGTERM)  # none here if only another process was asked to stop
+            log.event("stopped", state.step, signal=number)
             display.note(f"stopped at step {state.step}; go on with: meristem resume {folder.path}")
-        else:
-            log.event("finished", state.step)
-        return Outcome(folder.path, state.step, state.held_out, stop.number if stopped else None)
+            return Outcome(folder.path, state.step, state.held_out, number)
+        log.event("finished", state.step)
+        return Outcome(folder.path, state.step, state.held_out, None)
 
 
 @dataclass

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Protocol
 
-from meristem.errors import InputError, missing_extra
+from meristem.errors import missing_extra
 
 
 class Tracker(Protocol):
@@ -57,7 +57,4 @@ TRACKERS = ("tensorboard", "trackio", "wandb")
 
 def make_trackers(names: tuple[str, ...], run: Path, config: dict[str, Any]) -> list[Tracker]:
     """The trackers of a run; a missing package is an error that names the extra."""
-    for name in names:
-        if name not in TRACKERS:
-            raise InputError("log.trackers", name, f"must be among {', '.join(TRACKERS)}")
     return [TensorBoard(run, config) if name == "tensorboard" else WandbLike(name, run, config) for name in names]
