@@ -18,6 +18,7 @@ from meristem.data import Sampler, TokenData, TokenStream, batch, padded_vocabul
 from meristem.errors import InputError, RunError
 from meristem.evaluation.held_out import held_out_loss, held_out_windows
 from meristem.model import Decoder
+from meristem.model.backends import choose_backends
 from meristem.plan import Plan
 from meristem.training.checkpoint import (
     Checkpoint,
@@ -54,7 +55,7 @@ def train(config: Config, out: str | Path) -> Outcome:
         config = replace(config, data=replace(config.data, path=str(Path(config.data.path).resolve())))
         data = TokenData.open(config.data.path)
         plan = config.model.build(padded_vocabulary(data.index.tokenizer.vocabulary))
-        _check_batch(config, peers)
+        _check(config, plan, data, peers)
         if peers.first:
             RunFolder.create(Path(out), config, plan, data)
         peers.wait()
@@ -102,13 +103,7 @@ def _run(
     steps = config.train.steps
     use_compile = peers.device.type == "cuda" if config.train.compile is None else config.train.compile
     gradients = Gradients(peers.wrap(model), compile=use_compile, device=peers.device)
-    stream = data.split("train")
-    sampler = Sampler(len(stream), plan.context, config.train.batch_size, config.data.seed)
-    windows = (
-        held_out_windows(data.split("held_out"), plan.context, config.eval.windows)
-        if data.index.held_out.tokens
-        else None
-    )
+    stream, sampler, windows = _inputs(config, plan, data)
 
     with (
         make_display(plan, steps, speaks=peers.first) as display,
@@ -278,6 +273,14 @@ class StopSignals:
         self.number = number
 
 
+def _inputs(config: Config, plan: Plan, data: TokenData) -> tuple[TokenStream, Sampler, Tensor | None]:
+    """What the run reads: the training stream, the order of its windows, and the held-out windows if there are any."""
+    stream, held_out = data.split("train"), data.split("held_out")
+    sampler = Sampler(len(stream), plan.context, config.train.batch_size, config.data.seed)
+    windows = held_out_windows(held_out, plan.context, config.eval.windows) if len(held_out) else None
+    return stream, sampler, windows
+
+
 def _batch(stream: TokenStream, sampler: Sampler, step: int, config: Config, peers: Processes) -> tuple[Tensor, Tensor]:
     """Tokens and labels of this process, (micro-batches, b, T), on their way to the device."""
     micro = _micro_batch(config, peers)
@@ -291,6 +294,13 @@ def _batch(stream: TokenStream, sampler: Sampler, step: int, config: Config, pee
 def _micro_batch(config: Config, peers: Processes) -> int:
     share = config.train.batch_size // peers.world
     return min(config.train.micro_batch or share, share)
+
+
+def _check(config: Config, plan: Plan, data: TokenData, peers: Processes) -> None:
+    """Refuse what cannot be trained before anything is written."""
+    _check_batch(config, peers)
+    _inputs(config, plan, data)
+    choose_backends(plan.layers, peers.device, compute_dtype(peers.device), config.train.attention)
 
 
 def _check_batch(config: Config, peers: Processes) -> None:

@@ -1,0 +1,76 @@
+"""The bench of a training step, on a CPU at toy size."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from meristem.bench.step import compare_steps, nanogpt_step, results_text
+from meristem.errors import InputError, RunError
+from meristem.plan import Plan
+from training.helpers import CPU
+
+SHAPE = {"width": 32, "vocabulary": 64, "context": 16, "feed_forward": 48}
+PLANS = {"uniform": Plan.from_heads([4, 4], **SHAPE), "prism": Plan.from_heads([2, 4], **SHAPE)}  # type: ignore[arg-type]
+
+
+def test_arms_are_measured_in_turn_and_reported() -> None:
+    said: list[str] = []
+    report = compare_steps(
+        PLANS, CPU, attention=["auto"], nanogpt=None, batch=2, steps=3, warmup=1, rounds=2, compile=False,
+        say=said.append,
+    )  # fmt: skip
+    results = report["results"]
+    assert [result["name"] for result in results] == ["uniform", "prism"] * 2
+    assert len(said) == 4
+    for result in results:
+        assert result["tokens_per_second"] == pytest.approx(2 * 16 / result["milliseconds"] * 1e3)
+        assert result["milliseconds"] > 0
+        assert result["peak_gib"] is None
+        assert 3 < result["last_loss"] < 6
+    assert report["plans"] == {"uniform": [4, 4], "prism": [2, 4]}
+    table = results_text(report).splitlines()
+    assert [line.split()[0] for line in table[2:]] == ["uniform", "prism"]
+    assert " 1.000 " in table[2]
+
+
+def test_nanogpt_needs_a_checkout_and_one_head_count(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match=r"model\.py: not found; --nanogpt takes a checkout"):
+        nanogpt_step(tmp_path, PLANS["uniform"], CPU, compile=False)
+    (tmp_path / "model.py").touch()
+    with pytest.raises(InputError, match=r"plan = \(2, 4\): nanoGPT takes one head count"):
+        nanogpt_step(tmp_path, PLANS["prism"], CPU, compile=False)
+
+
+def test_nanogpt_is_stepped_as_its_own_training_does(tmp_path: Path) -> None:
+    """A stand-in with nanoGPT's interface: the step clips, updates and clears the gradients."""
+    (tmp_path / "model.py").write_text(
+        """
+import dataclasses, torch
+
+@dataclasses.dataclass
+class GPTConfig:
+    block_size: int; vocab_size: int; n_layer: int; n_head: int; n_embd: int; dropout: float; bias: bool
+
+class GPT(torch.nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        assert (config.n_layer, config.n_head, config.n_embd, config.vocab_size) == (2, 4, 32, 64)
+        self.table = torch.nn.Embedding(config.vocab_size, config.vocab_size)
+
+    def configure_optimizers(self, decay, lr, betas, device):
+        return torch.optim.SGD(self.parameters(), lr=100.0)
+
+    def forward(self, tokens, labels):
+        logits = self.table(tokens)
+        return logits, torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
+""",
+        encoding="utf-8",
+    )
+    step = nanogpt_step(tmp_path, PLANS["uniform"], CPU, compile=False)
+    tokens = torch.arange(16)[None]
+    losses = [float(step(tokens, tokens)) for _ in range(4)]
+    assert losses == sorted(losses, reverse=True)
+    assert losses[-1] < losses[0] / 2

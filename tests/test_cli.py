@@ -1,0 +1,334 @@
+"""The command line, from text files to generated text, and what it says to mistakes."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+from xml.etree import ElementTree
+
+import pytest
+import torch
+
+from meristem import __version__
+from meristem.cli import main
+from meristem.plan import Plan
+from meristem.training.checkpoint import list_checkpoints
+from meristem.training.config import build_config, load_config
+from meristem.training.run import RunFolder
+from training.helpers import TINY, assert_equal_runs, copy_run, write_texts
+
+
+class Said(NamedTuple):
+    """How a command ended."""
+
+    code: int
+    out: str
+    err: str
+
+
+Call = Callable[..., Said]
+
+
+@pytest.fixture
+def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
+    """Run the command line in this process."""
+
+    def run(*arguments: str | Path) -> Said:
+        monkeypatch.setattr(sys, "argv", ["meristem", *map(str, arguments)])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as end:
+            main()
+        return Said(int(end.value.code or 0), *capsys.readouterr())
+
+    return run
+
+
+def refused(said: Said, *parts: str) -> None:
+    """One line on stderr that holds all parts, exit status 2."""
+    assert said.code == 2
+    assert said.err.startswith("error: ")
+    assert said.err.count("\n") == 1
+    for part in parts:
+        assert part in said.err
+
+
+# --- help ------------------------------------------------------------------------------------------------------------
+
+
+def test_help_is_quick_and_names_every_verb() -> None:
+    times = []
+    for _ in range(3):
+        begin = time.perf_counter()
+        command = [sys.executable, "-m", "meristem", "--help"]
+        result = subprocess.run(command, capture_output=True, text=True, check=True)
+        times.append(time.perf_counter() - begin)
+    assert min(times) < 0.5
+    for verb in ("plan", "data", "train", "resume", "eval", "generate", "bench"):
+        assert f" {verb} " in result.stdout
+
+
+def test_version(call: Call) -> None:
+    assert call("--version") == Said(0, f"{__version__}\n", "")
+
+
+# --- plan ------------------------------------------------------------------------------------------------------------
+
+
+def test_plan_json_holds_the_facts(call: Call) -> None:
+    facts = json.loads(call("plan", "--json").out)
+    assert set(facts) == {
+        "heads", "head_dims", "kv_heads", "parameters", "flops_per_token", "softmax_elements", "kv_bytes_per_token",
+        "warnings", "digest",
+    }  # fmt: skip
+    plan = Plan.prism(layers=12, width=768, heads=12)
+    assert facts["heads"] == [3, 3, 6, 6, 8, 8, 12, 12, 12, 12, 12, 12]
+    assert facts["head_dims"] == [768 // h for h in facts["heads"]]
+    assert facts["kv_heads"] == facts["heads"]
+    assert facts["parameters"] == 123_587_328
+    forward, training = plan.cost.forward, plan.cost.training
+    assert facts["flops_per_token"] == {
+        "forward": {"full": forward.full, "causal": forward.causal},
+        "training": {"full": training.full, "causal": training.causal},
+    }
+    assert facts["softmax_elements"] == sum(facts["heads"]) * 1024**2
+    assert facts["kv_bytes_per_token"] == 2 * 2 * 768 * 12
+    assert any("head dim 96" in warning for warning in facts["warnings"])
+    assert facts["digest"] == plan.digest
+
+
+def test_plan_shows_structure_memory_and_warnings(call: Call) -> None:
+    said = call("plan", "--layers", "4", "--width", "1536", "--heads", "3,12,12,12", "--force")
+    assert said.code == 2  # a head dim of 512 is no Prism
+    said = call("plan", "--heads", "3,12,12,12", "--width", "1536", "--schedule", "bump")
+    assert said.code == 0
+    assert "training memory about" in said.out
+    assert "warning: layer 0: head dim 512 is above 256" in said.out
+
+
+def test_plan_against_uniform_says_neutral(call: Call) -> None:
+    said = call("plan", "--against", "uniform")
+    assert said.code == 0
+    assert "\nneutral: parameters, FLOPs and KV cache are exactly equal" in said.out
+    facts = json.loads(call("plan", "--against", "uniform", "--json").out)
+    assert facts["against"]["heads"] == [12] * 12
+    for key in ("parameters", "flops_per_token", "kv_bytes_per_token"):
+        assert facts["against"][key] == facts[key]
+    assert facts["against"]["softmax_elements"] > facts["softmax_elements"]
+
+
+def test_multi_query_is_not_neutral_and_needs_force(call: Call) -> None:
+    refused(call("plan", "--mqa"), "mqa = True", "not neutral", "123,587,328", "--kv-group", "--force")
+    forced = call("plan", "--mqa", "--force", "--against", "uniform")
+    assert forced.code == 0
+    assert "not neutral: they differ in parameters" in forced.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        (["--layers", "0"], ["layers = 0", "at least 1"]),
+        (["--width", "-4"], ["width = -4", "at least 2"]),
+        (["--heads", "7"], ["heads = 7", "must divide width 768", "1, 2, 3, 4, 6, 8, 12"]),
+        (["--heads", "7,7"], ["heads[0] = 7", "must divide width 768", "1, 2, 3, 4, 6, 8, 12"]),
+        (["--heads", "6,12,6,12"], ["heads[2] = 6", "must not fall: at least 12"]),
+        (["--heads", "twelve"], ["heads = 'twelve'", "must be an integer"]),
+        (["--heads", "6,6,12,12", "--layers", "5"], ["layers = 5", "must equal the 4 head counts"]),
+        (["--schedule", "prysm"], ["schedule = 'prysm'", "prism, linear, geometric, cosine, uniform, reverse"]),
+        (["--against", "prysm"], ["schedule = 'prysm'", "must be one of"]),
+        (["--kv-group", "5"], ["kv_group = 5", "must divide every head count", "one of [1]"]),
+        (["--tensor-parallel", "5"], ["tensor_parallel = 5", "must divide every head count", "one of [1]"]),
+        (["--tensor-parallel", "0"], ["tensor_parallel = 0", "one of [1]"]),
+        (["--dims", "100"], ["dims = 100", "multiples of 8 up to 256"]),
+        (["--ramp", "7"], ["ramp = 7", "must be in 0..6"]),
+        (["--plan", "nowhere.json"], ["nowhere.json: cannot be read"]),
+    ],
+)
+def test_bad_plans_are_refused_with_field_value_and_what_is_allowed(
+    arguments: list[str], parts: list[str], call: Call
+) -> None:
+    refused(call("plan", *arguments), *parts)
+
+
+def test_a_tensor_parallel_size_that_divides_is_accepted(call: Call) -> None:
+    assert call("plan", "--schedule", "uniform", "--tensor-parallel", "4").code == 0
+
+
+def test_a_plan_file_comes_back(call: Call, tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    options = ("--schedule", "reverse", "--context", "77", "--vocabulary", "1000")
+    written = json.loads(call("plan", *options, "--out", path, "--json").out)
+    read = json.loads(call("plan", "--plan", path, "--json").out)
+    assert read == written
+    assert Plan.load(path).context == 77
+    assert "neutral" in call("plan", "--plan", path, "--against", "uniform").out
+
+
+# --- the whole way ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with data, a configuration and a finished run, all made by commands."""
+    folder = tmp_path_factory.mktemp("place")
+    write_texts(folder / "texts")
+    config = build_config({**TINY, "data.path": str(folder / "data"), "train.steps": 1000})
+    (folder / "tiny.toml").write_text(config.to_toml(), encoding="utf-8")
+    for arguments in (
+        ["data", "prepare", str(folder / "texts"), "--out", str(folder / "data"), "--held-out", "0.2"],
+        ["train", str(folder / "tiny.toml"), "--out", str(folder / "run"), "--train.steps", "12"],
+    ):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sys, "argv", ["meristem", *arguments])
+            with pytest.raises(SystemExit) as end:
+                main()
+        assert not end.value.code
+    return folder
+
+
+def test_data_are_prepared_and_verified(place: Path, call: Call, tmp_path: Path) -> None:
+    said = call("data", "prepare", place / "texts", "--out", tmp_path / "data", "--held-out", "0.2")
+    assert said.code == 0
+    assert "257 token ids" in said.out
+    assert "whole" in call("data", "verify", tmp_path / "data").out
+    shard = next((tmp_path / "data").glob("*.bin"))
+    content = bytearray(shard.read_bytes())
+    content[5] ^= 1
+    shard.write_bytes(content)
+    refused(call("data", "verify", tmp_path / "data"), shard.name, "sha256")
+
+
+def test_data_need_inputs(call: Call, tmp_path: Path) -> None:
+    refused(call("data", "prepare", "--out", tmp_path / "data"), "paths = []", "--builtin")
+    missing = tmp_path / "none.txt"
+    refused(call("data", "prepare", missing, "--out", tmp_path / "data"), str(missing))
+    refused(
+        call("data", "prepare", tmp_path, "--out", tmp_path / "data", "--on-error", "ignore"),
+        "on_error = 'ignore'", "refuse or skip",
+    )  # fmt: skip
+
+
+def test_train_leaves_a_whole_run(place: Path) -> None:
+    run = RunFolder.open(place / "run")
+    assert run.config == load_config(place / "tiny.toml", ["--train.steps", "12"])
+    assert [p.name for p in list_checkpoints(run.checkpoints)][-1] == "step-00000012"
+    ElementTree.parse(run.path / "loss.svg")
+
+
+def test_eval_measures_and_draws(place: Path, call: Call, tmp_path: Path) -> None:
+    run = copy_run(RunFolder.open(place / "run"), tmp_path / "run")
+    said = call("eval", run.path, "--windows", "6", "--distance-windows", "2", "--device", "cpu")
+    assert said.code == 0
+    stored = json.loads((run.path / "eval.json").read_text(encoding="utf-8"))
+    assert f"held-out loss {stored['loss']:.4f}" in said.out
+    logged = [e["held_out_loss"] for e in run.read(run.metrics) if "held_out_loss" in e]
+    assert stored["loss"] == pytest.approx(logged[-1], rel=1e-6)  # the same six windows
+    assert len(stored["attention_distance"]) == 2
+    for name in ("structure.svg", "loss.svg"):
+        assert ElementTree.parse(run.path / name).getroot().tag.endswith("svg")
+        assert str(run.path / name) in said.out
+    said = call("eval", run.path, "--windows", "6", "--distance-windows", "2", "--device", "cpu", "--json")
+    assert json.loads(said.out)["perplexity"] == pytest.approx(math.exp(stored["loss"]))
+
+
+def test_generate_continues_the_prompt(place: Path, call: Call) -> None:
+    greedy = ("generate", place / "run", "--prompt", "Page 3", "--tokens", "20", "--temperature", "0")
+    said = call(*greedy)
+    assert said.code == 0
+    assert said.out.startswith("Page 3")
+    assert len(said.out) > len("Page 3") + 1
+    assert call(*greedy, "--seed", "1") == said
+    drawn = [call(*greedy[:-1], "1.0", "--seed", str(seed)).out for seed in (0, 0, 1)]
+    assert drawn[0] == drawn[1] != drawn[2]
+
+
+def test_generate_takes_several_prompts(place: Path, call: Call) -> None:
+    prompts = ("Page 3", "12 times 12 is", "P")
+    options = ("--tokens", "10", "--temperature", "0")
+    several = call("generate", place / "run", *(part for p in prompts for part in ("--prompt", p)), *options)
+    assert several.code == 0
+    parts = several.out.split("\n\n")
+    assert len(parts) == 4
+    for prompt, text in zip(prompts, parts[:3], strict=True):
+        assert call("generate", place / "run", "--prompt", prompt, *options).out == text + "\n"
+
+
+def test_generate_refuses_more_than_the_context(place: Path, call: Call) -> None:
+    refused(call("generate", place / "run", "--prompt", "Page", "--tokens", "99"), "max_tokens = 99", "at most 29")
+    refused(call("generate", place / "run", "--prompt", "P", "--temperature", "-1"), "temperature = -1.0")
+
+
+def test_continue_starts_resumes_and_then_says_it_is_finished(place: Path, call: Call, tmp_path: Path) -> None:
+    whole = RunFolder.open(place / "run")
+    command = ("train", place / "tiny.toml", "--out", tmp_path / "run", "--train.steps=12", "--continue")
+    assert call(*command).code == 0
+    assert_equal_runs(RunFolder.open(tmp_path / "run"), whole)
+    for path in list_checkpoints(tmp_path / "run" / "checkpoints")[1:]:
+        (path / "manifest.json").unlink()
+    resumed = call(*command)
+    assert resumed.code == 0
+    assert "step  5/12" in resumed.out
+    assert "step  4/12" not in resumed.out
+    assert_equal_runs(RunFolder.open(tmp_path / "run"), whole)
+    again = call(*command)
+    assert again.code == 0
+    assert again.out.startswith("finished at step 12, held-out loss ")
+    assert call("resume", tmp_path / "run") == again
+
+
+def test_continue_does_not_pass_over_a_changed_configuration(place: Path, call: Call) -> None:
+    run = place / "run"
+    for changed, old in (((), 1000), (("--train.steps=99",), 99)):
+        said = call("train", place / "tiny.toml", "--out", run, "--continue", *changed)
+        refused(said, f"train.steps = {old}", "began with 12")
+
+
+def test_training_mistakes_are_one_line(place: Path, call: Call, tmp_path: Path) -> None:
+    config, out = place / "tiny.toml", tmp_path / "run"
+    train = ("train", config, "--out", out)
+    refused(call(*train, "--train.stesp", "3"), "train.stesp = 3", "did you mean train.steps?")
+    refused(call(*train, "--stesp", "3"), "argument = '--stesp'", "--train.steps 100")
+    refused(call(*train, "--data.path", tmp_path / "nowhere"), "nowhere", "no prepared data")
+    refused(call(*train, "--train.batch_size=3"), "train.micro_batch = 2", "train.batch_size = 3")
+    refused(call(*train, "--log.trackers=tensorbord"), "log.trackers = 'tensorbord'", "tensorboard, trackio, wandb")
+    refused(call(*train, "--train.device=tpu"), "device = 'tpu'", "auto, cpu, cuda or cuda:N")
+    refused(call(*train, "--train.attention=fast"), "attention = 'fast'", "auto")
+    refused(call(*train, "--model.context=100000"), "tokens = ", "a context of 100000 needs")
+    refused(call(*train, "--model.schedule=prysm"), "schedule = 'prysm'", "must be one of")
+    refused(call("train", tmp_path / "none.toml", "--out", out), "none.toml: cannot be read")
+    assert not out.exists()  # nothing is left that would be in the way of the next attempt
+    refused(call("train", config, "--out", place / "run"), "out = ", "already holds something", "meristem resume")
+    refused(call("resume", tmp_path), "not a run")
+    refused(call("resume", place / "run", "--train.steps=20"), "train.steps = 20", "began with 12")
+    refused(call("eval", tmp_path), "not a run")
+    refused(call("eval", place / "run", "--step", "5"), "step = 5", "[4, 8, 12]")
+    refused(call("generate", tmp_path, "--prompt", "a"), "not a run")
+
+
+def test_a_mistake_in_a_real_process_prints_no_traceback(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "meristem", "resume", str(tmp_path)]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    refused(Said(result.returncode, result.stdout, result.stderr), str(tmp_path), "not a run")
+
+
+# --- bench -----------------------------------------------------------------------------------------------------------
+
+
+def test_bench_step_writes_its_results(call: Call, tmp_path: Path) -> None:
+    out = tmp_path / "deep" / "bench.json"
+    said = call(
+        "bench", "step", "--layers", "2", "--width", "128", "--heads", "4", "--vocabulary", "64", "--context", "16",
+        "--batch", "2", "--steps", "2", "--warmup", "1", "--device", "cpu", "--out", out,
+    )  # fmt: skip
+    assert said.code == 0
+    report = json.loads(out.read_text(encoding="utf-8"))
+    assert report["torch"] == torch.__version__
+    assert report["plans"] == {"uniform": [4, 4], "prism": [1, 4]}
+    assert [result["name"] for result in report["results"]] == ["uniform", "prism"]
+    assert all(result["tokens_per_second"] > 0 for result in report["results"])
+    assert "uniform" in said.out

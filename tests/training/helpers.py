@@ -1,0 +1,100 @@
+"""Tiny data, tiny runs, and ways to compare and to interrupt them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from meristem.data import ByteTokenizer, prepare
+from meristem.training.checkpoint import list_checkpoints, load_checkpoint
+from meristem.training.config import Config, build_config
+from meristem.training.loop import train
+from meristem.training.run import RunFolder
+
+CPU = torch.device("cpu")
+STEPS = 12
+# Two layers of 2 and 4 heads, and something of everything: evaluations, checkpoints and a micro-batch.
+TINY: dict[str, Any] = {
+    "model.layers": 2, "model.width": 32, "model.heads": 4, "model.dims": [16], "model.context": 32,
+    "model.feed_forward": 48, "train.steps": STEPS, "train.batch_size": 4, "train.micro_batch": 2,
+    "train.device": "cpu", "optimizer.lr": 3e-3, "eval.every": 4, "eval.windows": 6, "eval.batch": 4,
+    "checkpoint.every": 4, "checkpoint.keep": 100, "log.every": 1,
+}  # fmt: skip
+TIMING = ("tokens_per_second", "mfu")
+
+
+def write_texts(folder: Path, count: int = 80) -> Path:
+    """A folder of different short texts."""
+    folder.mkdir(parents=True)
+    for i in range(count):
+        words = " ".join(f"{(i * k) % 97} times {k}" for k in range(1, 12))
+        (folder / f"{i:03d}.txt").write_text(f"Page {i}: {words}.\n", encoding="utf-8")
+    return folder
+
+
+def prepared(folder: Path, count: int = 80) -> Path:
+    """Byte data made from such texts."""
+    prepare([write_texts(folder / "texts", count)], folder / "data", tokenizer=ByteTokenizer(), held_out=0.2)
+    return folder / "data"
+
+
+def tiny_config(data: Path, **changes: Any) -> Config:
+    """The tiny configuration; changes are written `train__steps=3`."""
+    named = {key.replace("__", "."): value for key, value in changes.items()}
+    return build_config({**TINY, "data.path": str(data), **named})
+
+
+def trained(data: Path, out: Path, **changes: Any) -> RunFolder:
+    train(tiny_config(data, **changes), out)
+    return RunFolder.open(out)
+
+
+def copy_run(run: RunFolder, to: Path, last: int | None = None) -> RunFolder:
+    """A copy of a run, without the checkpoints after step `last`."""
+    shutil.copytree(run.path, to)
+    copy = RunFolder.open(to)
+    for path in list_checkpoints(copy.checkpoints):
+        if last is not None and int(path.name.removeprefix("step-")) > last:
+            shutil.rmtree(path)
+    return copy
+
+
+def final_tensors(run: RunFolder) -> dict[str, Tensor]:
+    """Weights, moments and step counts of the newest checkpoint."""
+    newest = load_checkpoint(list_checkpoints(run.checkpoints)[-1])
+    return {"step": torch.tensor(newest.step), **newest.model, **newest.optimizer}
+
+
+def metrics(run: RunFolder) -> list[dict[str, Any]]:
+    """The lines of metrics.jsonl without what depends on the clock; every line must be whole."""
+    entries = [json.loads(line) for line in run.metrics.read_text(encoding="utf-8").splitlines()]
+    return [{key: value for key, value in entry.items() if key not in TIMING} for entry in entries]
+
+
+def events(run: RunFolder) -> list[str]:
+    return [entry["event"] for entry in run.read(run.events)]
+
+
+def assert_equal_runs(actual: RunFolder, expected: RunFolder) -> None:
+    """Bit-equal weights and moments, and equal metrics."""
+    torch.testing.assert_close(final_tensors(actual), final_tensors(expected), rtol=0, atol=0)
+    assert metrics(actual) == metrics(expected)
+
+
+def start(*arguments: str | Path, module: Sequence[str] = ("meristem",), **options: Any) -> subprocess.Popen[str]:
+    """`python -m meristem ...` as a process of its own."""
+    command = [sys.executable, "-m", *module, *map(str, arguments)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)
+
+
+def environment(**changes: str) -> dict[str, str]:
+    return {**os.environ, **changes}

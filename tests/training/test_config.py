@@ -1,0 +1,136 @@
+"""Configurations: TOML, overrides, errors that say what would be right, and the copy that a run keeps."""
+
+from __future__ import annotations
+
+from dataclasses import FrozenInstanceError, fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from meristem.errors import InputError, RunError
+from meristem.training.config import Config, TrainConfig, build_config, flatten, load_config, parse_overrides
+from meristem.training.loop import train
+from meristem.training.run import RunFolder
+
+from .helpers import tiny_config
+
+# Every field away from its default, and text that needs care in TOML.
+UNUSUAL: dict[str, Any] = {
+    "model.layers": 3, "model.width": 96, "model.heads": 6, "model.schedule": "shuffle", "model.head_list": [2, 3],
+    "model.dims": [48, 32], "model.shuffle_seed": 5, "model.kv_group": 2, "model.context": 77,
+    "model.feed_forward": 80, "model.plan": 'a "plan".json', "data.path": "C:\\data\tnaïve", "data.seed": 7,
+    "train.steps": 31, "train.batch_size": 6, "train.micro_batch": 3, "train.seed": 8, "train.device": "cuda:3",
+    "train.compile": False, "train.attention": "math", "train.max_skipped": 4, "optimizer.lr": 1e-5,
+    "optimizer.warmup": 0.1, "optimizer.final": 0.0, "optimizer.beta1": 0.8, "optimizer.beta2": 0.99,
+    "optimizer.eps": 1e-9, "optimizer.weight_decay": 0.01, "optimizer.clip": 0.0, "eval.every": 0,
+    "eval.windows": 2, "eval.batch": 1, "checkpoint.every": 0, "checkpoint.keep": 9, "log.every": 2,
+    "log.trackers": ["wandb", "tensorboard"],
+}  # fmt: skip
+
+
+def saved(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "config.toml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_every_field_comes_back_through_toml(tmp_path: Path) -> None:
+    config, default = build_config(UNUSUAL), Config()
+    assert set(UNUSUAL) == {f"{s.name}.{e.name}" for s in fields(Config) for e in fields(getattr(default, s.name))}
+    assert all(config[key] != default[key] for key in UNUSUAL)
+    assert load_config(saved(tmp_path, config.to_toml())) == config
+    assert load_config(saved(tmp_path, default.to_toml())) == default
+
+
+def test_a_run_keeps_the_resolved_configuration(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(data.parent)
+    path = saved(tmp_path, tiny_config(Path("data"), train__steps=9).to_toml())
+    resolved = load_config(path, ["--train.steps", "1", "--log.every=3"])
+    train(resolved, tmp_path / "run")
+    stored = RunFolder.open(tmp_path / "run").config
+    assert stored == tiny_config(data.resolve(), train__steps=1, log__every=3)
+
+
+def test_configurations_are_frozen() -> None:
+    with pytest.raises(FrozenInstanceError):
+        TrainConfig().steps = 3  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[train]\nsteps = 1.5", r"train\.steps = 1\.5: must be of type int"),
+        ("[train]\nsteps = true", r"train\.steps = True: must be of type int"),
+        ("[train]\nsteps = 0", r"train\.steps = 0: must be at least 1"),
+        ("[train]\nstep = 3", r"train\.step = 3: unknown key; did you mean train\.steps\?"),
+        ("[trian]\nbatch_size = 3", r"trian\.batch_size = 3: unknown key; did you mean train\.batch_size\?"),
+        ("[optimiser]\nlr = 1.0", r"optimiser\.lr = 1\.0: unknown key; did you mean optimizer\.lr\?"),
+        ("steps = 3", r"steps = 3: must stand in one of the sections \['model'"),
+        ("[model]\ndims = 3", r"model\.dims = 3: must be a list of int"),
+        ("[model]\ndims = ['a']", r"model\.dims = \['a'\]: must be a list of int"),
+        ("[train]\nbatch_size = 6\nmicro_batch = 4", r"train\.micro_batch = 4: must divide train\.batch_size = 6"),
+        ("[optimizer]\nlr = -1", r"optimizer\.lr = -1\.0: must be from 0"),
+        ("[optimizer]\nwarmup = nan", r"optimizer\.warmup = nan: must be from 0"),
+        ("[checkpoint]\nkeep = 0", r"checkpoint\.keep = 0: must be at least 1"),
+        (
+            "[log]\ntrackers = ['tensorbord']",
+            r"log\.trackers = 'tensorbord': must be among tensorboard, tra",
+        ),
+    ],
+)
+def test_a_bad_value_is_named_with_what_is_right(text: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=message):
+        load_config(saved(tmp_path, text))
+
+
+def test_overrides_replace_what_the_file_says(tmp_path: Path) -> None:
+    path = saved(tmp_path, "[train]\nsteps = 5\nseed = 3\n")
+    arguments = [
+        "--train.steps", "7", "--optimizer.lr=1e-4", "--model.dims", "64,32", "--log.trackers", "wandb,trackio",
+        "--data.path", "some/where", "--train.compile", "false",
+    ]  # fmt: skip
+    config = load_config(path, arguments)
+    expected = {
+        "train.steps": 7, "train.seed": 3, "optimizer.lr": 1e-4, "model.dims": [64, 32],
+        "log.trackers": ["wandb", "trackio"], "data.path": "some/where", "train.compile": False,
+    }  # fmt: skip
+    assert config == build_config(expected)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--steps", "3"], r"argument = '--steps': expected --section\.key value"),
+        (["train.steps=3"], r"argument = 'train\.steps=3': expected --section\.key value"),
+        (["--train.steps"], r"train\.steps = None: needs a value"),
+    ],
+)
+def test_an_override_that_cannot_be_read_is_an_error(arguments: list[str], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        parse_overrides(arguments)
+
+
+def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match=r"none\.toml: cannot be read"):
+        load_config(tmp_path / "none.toml")
+    with pytest.raises(RunError, match=r"config\.toml: not a TOML file"):
+        load_config(saved(tmp_path, "[train\n"))
+
+
+def test_flattening_leaves_out_what_is_not_given() -> None:
+    flat = flatten(Config())
+    assert "train.micro_batch" not in flat
+    assert flat["train.steps"] == Config().train.steps
+    assert build_config(flat) == Config()
+
+
+def test_the_model_section_builds_the_plan(tmp_path: Path) -> None:
+    listed = build_config({"model.width": 64, "model.head_list": [2, 4, 4], "model.kv_group": 2}).model.build(320)
+    assert (listed.heads, listed.kv_heads, listed.vocabulary) == ((2, 4, 4), (1, 2, 2), 320)
+    path = tmp_path / "plan.json"
+    path.write_text(listed.to_json(), encoding="utf-8")
+    from_file = build_config({"model.plan": str(path)})
+    assert from_file.model.build(320) == listed
+    with pytest.raises(InputError, match=r"model\.plan = 320: vocabulary is smaller than the data's 384"):
+        from_file.model.build(384)

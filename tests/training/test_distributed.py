@@ -1,0 +1,79 @@
+"""Two processes under torchrun are one process that accumulates two micro-batches."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from meristem.training.checkpoint import list_checkpoints, load_checkpoint
+from meristem.training.loop import resume
+from meristem.training.run import RunFolder
+
+from .helpers import STEPS, copy_run, environment, final_tensors, metrics, start, tiny_config, trained
+from .test_interruptions import wait_for_lines
+
+TORCHRUN = ("torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "meristem")
+
+
+def torchrun(*arguments: str | Path) -> None:
+    process = start(*arguments, module=TORCHRUN, env=environment(OMP_NUM_THREADS="1"))
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
+
+
+def assert_close_runs(actual: RunFolder, expected: RunFolder) -> None:
+    """Losses of every step, held-out losses, weights and moments within 1e-6."""
+    torch.testing.assert_close(final_tensors(actual), final_tensors(expected), rtol=1e-6, atol=1e-6)
+    for ours, theirs in zip(metrics(actual), metrics(expected), strict=True):
+        assert ours == pytest.approx(theirs, rel=1e-6, abs=1e-6)
+
+
+@pytest.fixture(scope="module")
+def pair(data: Path, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    """The tiny run, made by two processes."""
+    folder = tmp_path_factory.mktemp("pair")
+    config = folder / "config.toml"
+    config.write_text(tiny_config(data).to_toml(), encoding="utf-8")
+    torchrun("train", config, "--out", folder / "run")
+    return RunFolder.open(folder / "run")
+
+
+def test_two_processes_equal_one_with_accumulation(pair: RunFolder, whole: RunFolder) -> None:
+    assert whole.config.train.micro_batch == whole.config.train.batch_size // 2
+    states = [load_checkpoint(path).state for path in list_checkpoints(pair.checkpoints)]
+    assert [state["processes"] for state in states] == [2, 2, 2]
+    assert_close_runs(pair, whole)
+
+
+def test_a_checkpoint_of_two_processes_resumes_on_one(pair: RunFolder, whole: RunFolder, tmp_path: Path) -> None:
+    run = copy_run(pair, tmp_path / "run", last=4)
+    resume(run.path)
+    assert load_checkpoint(list_checkpoints(run.checkpoints)[-1]).state["processes"] == 1
+    assert_close_runs(run, whole)
+
+
+def test_a_checkpoint_of_one_process_resumes_on_two(whole: RunFolder, tmp_path: Path) -> None:
+    run = copy_run(whole, tmp_path / "run", last=4)
+    torchrun("resume", run.path)
+    newest = load_checkpoint(list_checkpoints(run.checkpoints)[-1])
+    assert (newest.step, newest.state["processes"]) == (STEPS, 2)
+    assert_close_runs(run, whole)
+
+
+def test_two_processes_stop_together_on_a_signal(data: Path, tmp_path: Path) -> None:
+    steps: dict[str, Any] = {"train__steps": 300, "eval__every": 0, "checkpoint__every": 0}
+    config = tmp_path / "config.toml"
+    config.write_text(tiny_config(data, **steps).to_toml(), encoding="utf-8")
+    run = RunFolder(tmp_path / "run")
+    process = start("train", config, "--out", run.path, module=TORCHRUN, env=environment(OMP_NUM_THREADS="1"))
+    wait_for_lines(run.metrics, 5)
+    process.send_signal(signal.SIGTERM)
+    output, _ = process.communicate(timeout=120)
+    (stopped,) = list_checkpoints(run.checkpoints)
+    assert f"stopped at step {load_checkpoint(stopped).step}; go on with: meristem resume {run.path}" in output
+    resume(run.path)
+    assert_close_runs(run, trained(data, tmp_path / "whole", **steps))

@@ -1,0 +1,93 @@
+"""Signals and kills from outside, to processes of their own."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from meristem.training.checkpoint import list_checkpoints, load_checkpoint
+from meristem.training.loop import resume
+from meristem.training.run import RunFolder
+
+from .helpers import assert_equal_runs, events, start, tiny_config, trained
+
+LONG: dict[str, Any] = {"train__steps": 300, "eval__every": 100, "checkpoint__every": 100}
+KILLED: dict[str, Any] = {"train__steps": 60, "eval__every": 7, "checkpoint__every": 1, "checkpoint__keep": 2}
+
+
+@pytest.fixture(scope="session")
+def long(data: Path, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    return trained(data, tmp_path_factory.mktemp("long") / "run", **LONG)
+
+
+def wait_for_lines(log: Path, count: int) -> None:
+    deadline = time.monotonic() + 60
+    while not log.is_file() or log.read_bytes().count(b"\n") < count:
+        assert time.monotonic() < deadline, f"{log} does not grow"
+        time.sleep(0.002)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_command_cleanly_and_it_says_how_to_go_on(
+    number: signal.Signals, data: Path, long: RunFolder, tmp_path: Path
+) -> None:
+    config = tmp_path / "config.toml"
+    config.write_text(tiny_config(data, **LONG).to_toml(), encoding="utf-8")
+    run = RunFolder(tmp_path / "run")
+    process = start("train", config, "--out", run.path)
+    wait_for_lines(run.metrics, 5)
+    process.send_signal(number)
+    output, errors = process.communicate(timeout=60)
+    assert process.returncode == 128 + number
+    assert errors == ""
+    newest = load_checkpoint(list_checkpoints(run.checkpoints)[-1])
+    assert 5 <= newest.step < 300
+    assert f"stopped at step {newest.step}; go on with: meristem resume {run.path}" in output
+    assert events(run)[-1] == "stopped"
+    assert (run.path / "loss.svg").is_file()
+    resume(run.path)
+    assert_equal_runs(run, long)
+
+
+def kill_loop(data: Path, tmp_path: Path, kills: int, seed: int) -> tuple[RunFolder, list[int]]:
+    config = tmp_path / "config.toml"
+    config.write_text(tiny_config(data, **KILLED).to_toml(), encoding="utf-8")
+    command = [sys.executable, str(Path(__file__).with_name("kill_loop.py"))]
+    result = subprocess.run(
+        [*command, str(config), str(tmp_path / "run"), str(kills), str(seed)],
+        capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    return RunFolder.open(tmp_path / "run"), json.loads(result.stdout)
+
+
+@pytest.fixture(scope="session")
+def unkilled(data: Path, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    return trained(data, tmp_path_factory.mktemp("unkilled") / "run", **KILLED)
+
+
+def check_killed_run(run: RunFolder, reached: list[int], unkilled: RunFolder, progress: int) -> None:
+    assert len(set(reached)) >= progress  # the kills fell at different steps
+    assert_equal_runs(run, unkilled)
+    assert sorted(p.name for p in run.checkpoints.iterdir()) == ["step-00000059", "step-00000060"]
+
+
+def test_a_run_killed_at_random_moments_ends_like_one_that_was_not(
+    data: Path, unkilled: RunFolder, tmp_path: Path
+) -> None:
+    run, reached = kill_loop(data, tmp_path, kills=8, seed=0)
+    check_killed_run(run, reached, unkilled, progress=4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(1, 9))
+def test_many_kills(seed: int, data: Path, unkilled: RunFolder, tmp_path: Path) -> None:
+    run, reached = kill_loop(data, tmp_path, kills=30, seed=seed)
+    check_killed_run(run, reached, unkilled, progress=10)

@@ -1,0 +1,99 @@
+"""The clock counts training steps only, and readings come one step later."""
+
+from __future__ import annotations
+
+import math
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from meristem.evaluation.held_out import held_out_loss
+from meristem.training import loop
+from meristem.training.checkpoint import save_checkpoint
+from meristem.training.meter import Clock, Reading, Readings
+from meristem.training.optimizer import guarded_update
+from meristem.training.run import RunFolder
+
+from .helpers import trained
+
+
+class FakeTime:
+    """A clock that only moves when told to."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 100.0
+        monkeypatch.setattr(time, "perf_counter", lambda: self.now)
+
+
+def test_the_clock_leaves_out_the_first_step_and_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake, clock = FakeTime(monkeypatch), Clock()
+    for seconds in (50.0, 2.0, 4.0):  # the first step compiles
+        fake.now += seconds
+        clock.tick()
+    assert clock.seconds_per_step == 3.0
+    clock.pause()
+    for seconds in (1000.0, 6.0):  # an evaluation, and the first step after it
+        fake.now += seconds
+        clock.tick()
+    assert clock.seconds_per_step == 4.0
+
+
+def test_one_step_alone_has_no_speed(monkeypatch: pytest.MonkeyPatch) -> None:
+    FakeTime(monkeypatch)
+    clock = Clock()
+    clock.tick()
+    assert clock.seconds_per_step is None
+
+
+def test_tokens_per_second_are_those_of_the_steps_alone(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = FakeTime(monkeypatch)
+    updates = 0
+
+    def slow_update(*arguments: object) -> object:
+        nonlocal updates
+        updates += 1
+        fake.now += 100.0 if updates == 1 else 2.0
+        return guarded_update(*arguments)  # type: ignore[arg-type]
+
+    def slow_loss(*arguments: object, **options: object) -> float:
+        fake.now += 1000.0
+        return held_out_loss(*arguments, **options)  # type: ignore[arg-type]
+
+    def slow_save(*arguments: object, **options: object) -> Path:
+        fake.now += 5000.0
+        return save_checkpoint(*arguments, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(loop, "guarded_update", slow_update)
+    monkeypatch.setattr(loop, "held_out_loss", slow_loss)
+    monkeypatch.setattr(loop, "save_checkpoint", slow_save)
+    run = trained(data, tmp_path / "run", eval__every=4, checkpoint__every=6)
+    rates = [entry["tokens_per_second"] for entry in run.read(run.metrics) if "loss" in entry]
+    assert len(rates) == 12
+    assert rates[0] is None
+    assert rates[2:] == [pytest.approx(4 * 32 / 2.0)] * 10
+
+
+def test_metrics_hold_finite_numbers(whole: RunFolder) -> None:
+    entries = list(whole.read(whole.metrics))
+    steps = [entry for entry in entries if "loss" in entry]
+    assert [entry["step"] for entry in steps] == list(range(1, 13))
+    for entry in steps:
+        assert all(math.isfinite(entry[key]) for key in ("loss", "gradient_norm", "lr"))
+        assert entry["tokens"] == entry["step"] * 4 * 32
+    assert all(math.isfinite(entry["tokens_per_second"]) for entry in steps[2:])
+    assert [entry["step"] for entry in entries if "held_out_loss" in entry] == [4, 8, 12]
+    assert steps[-1]["loss"] < steps[0]["loss"] - 0.5
+
+
+def test_readings_come_one_step_later() -> None:
+    readings = Readings()
+    assert readings.flush() is None
+    assert readings.push(1, torch.tensor([2.5, 1.0, 0.0, 0.0])) is None
+    assert readings.push(2, torch.tensor([1.5, 0.5, 1.0, 0.0])) == Reading(1, 2.5, 1.0, skipped=False, stop=False)
+    assert readings.push(3, torch.tensor([0.5, 0.25, 0.0, 0.5])) == Reading(2, 1.5, 0.5, skipped=True, stop=False)
+    assert readings.flush() == Reading(3, 0.5, 0.25, skipped=False, stop=True)
+    assert readings.flush() is None
