@@ -1,10 +1,10 @@
 """First evidence on Prism: uniform, Prism, reverse Prism and uniform with half the heads, paired seeds.
 
-    python scripts/prism_evidence.py run --data DATA --validation VAL --out FOLDER --seeds 0,1,2
-    python scripts/prism_evidence.py table FOLDER...
+    python scripts/prism_evidence.py run --data DATA --validation VAL --out RESULTS.jsonl --seeds 0,1,2
+    python scripts/prism_evidence.py table RESULTS.jsonl
 
-`run` trains every arm with every seed (the same initial weights and data order in all arms) and writes one JSON file
-per run, so that it can be split over several calls; `table` puts the results together.
+`run` trains every arm with every seed (the same initial weights and data order in all arms) and adds a line per run, so
+that it can be split over several calls; `table` puts the results together.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def run_one(arm: str, seed: int, options: argparse.Namespace) -> dict[str, Any]:
         "optimizer.lr": 1e-3, "optimizer.warmup": 0.05, "eval.every": 0, "log.every": 20, "checkpoint.every": 0,
         **json.loads(options.override), **ARMS[arm],
     }  # fmt: skip
-    folder = options.out / f"{arm.replace(' ', '-')}-{seed}"
+    folder = options.out.with_suffix(".run")
     shutil.rmtree(folder, ignore_errors=True)
     begin = time.perf_counter()
     torch._dynamo.reset()  # every run is a model of its own; compiled forms of earlier ones only fill the limit
@@ -121,14 +121,14 @@ def main() -> None:
     show.add_argument("files", type=Path, nargs="+")
     options = parser.parse_args()
     if options.command == "table":
-        print(table([json.loads(path.read_text()) for path in options.files]))
+        print(table([json.loads(line) for path in options.files for line in path.read_text().splitlines()]))
         return
-    options.out.mkdir(parents=True, exist_ok=True)
+    options.out.parent.mkdir(parents=True, exist_ok=True)
     for seed in map(int, options.seeds.split(",")):
         for arm in options.arms.split(","):
             result = run_one(arm, seed, options)
-            path = options.out / f"{arm.replace(' ', '-')}-{seed}.json"
-            path.write_text(json.dumps(result) + "\n")
+            with options.out.open("a") as file:
+                file.write(json.dumps(result) + "\n")
             print(f"{arm}, seed {seed}: loss {result['loss']:.4f} in {result['seconds']:.0f} s", flush=True)
 
 

@@ -264,3 +264,22 @@ def swiglu_linear(gate_up: Tensor, weight: Tensor) -> Tensor:
     """(silu(gate) * up) @ weight.T for gate_up (..., 2 f) and weight (d, f); computed in the dtype of gate_up."""
     rows: Tensor = _SwigluLinear.apply(gate_up.flatten(0, -2), weight)
     return rows.unflatten(0, gate_up.shape[:-1])
+
+
+# --- for the compiler -------------------------------------------------------------------------------------------------
+
+
+def announce_operators() -> None:
+    """Tell the compiler about these operators before it meets them in a deep model.
+
+    Torch before 2.13 describes an operator it does not know with all that leads up to it, in text, for a log line that
+    nobody asked for; in a chain of such operators that takes time exponential in the depth.
+    """
+    from torch._inductor.graph import get_layout_constraint_tag, tag_to_layout_constraint
+    from torch._inductor.lowering import lowerings, make_fallback
+
+    for operator in (cross_entropy_, turn_heads_, turn_heads_backward, _add_norm, _add_norm_backward, swiglu_backward):
+        target = operator._opoverload
+        if target not in lowerings:
+            tag = get_layout_constraint_tag(target, with_default=True)
+            make_fallback(target, layout_constraint=tag_to_layout_constraint(tag), warn=False)

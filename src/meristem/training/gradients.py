@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from meristem.model import DecoderOutput
+from meristem.model.fused import announce_operators
 from meristem.training.devices import autocast
 
 Forward = Callable[[Tensor, Tensor], DecoderOutput]
@@ -29,6 +30,8 @@ class Gradients:
         # A whole graph or an error: falling back to slow Python without a word is not an option. DDP is the exception,
         # it breaks the graph at its gradient buckets.
         whole = self.distributed is None
+        if compile:
+            announce_operators()
         self.forward: Forward = torch.compile(model, dynamic=False, fullgraph=whole) if compile else model
         self.graph = _Graph(self) if compile and device.type == "cuda" and self.distributed is None else None
 
