@@ -275,8 +275,8 @@ def announce_operators() -> None:
     Torch before 2.13 describes an operator it does not know with all that leads up to it, in text, for a log line that
     nobody asked for; in a chain of such operators that takes time exponential in the depth.
     """
-    from torch._inductor.graph import get_layout_constraint_tag, tag_to_layout_constraint
-    from torch._inductor.lowering import lowerings, make_fallback
+    from torch._inductor.lowering import lowerings, make_fallback, tag_to_layout_constraint
+    from torch._library.utils import get_layout_constraint_tag
 
     for operator in (cross_entropy_, turn_heads_, turn_heads_backward, _add_norm, _add_norm_backward, swiglu_backward):
         target = operator._opoverload
