@@ -20,10 +20,10 @@ $(VENV)/.dev: $(VENV)/.core
 
 demo: $(VENV)/.core
 	$(BIN)/meristem data prepare --builtin --out $(DEMO)-data
-	$(BIN)/meristem plan --layers 6 --width 192 --heads 6 --schedule prism --vocabulary 320 --context 256 --against uniform
+	$(BIN)/meristem plan --layers 6 --width 128 --heads 4 --dims 128,64,32 --vocabulary 320 --context 256 --against uniform
 	$(BIN)/meristem train configs/demo.toml --out $(DEMO) --continue
 	$(BIN)/meristem eval $(DEMO)
-	$(BIN)/meristem generate $(DEMO) --prompt "def " --tokens 300
+	$(BIN)/meristem generate $(DEMO) --prompt "def " --tokens 250
 
 test: $(VENV)/.dev
 	$(BIN)/ruff check .

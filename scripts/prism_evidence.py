@@ -53,7 +53,9 @@ def run_one(arm: str, seed: int, options: argparse.Namespace) -> dict[str, Any]:
     shutil.rmtree(folder, ignore_errors=True)
     begin = time.perf_counter()
     torch._dynamo.reset()  # every run is a model of its own; compiled forms of earlier ones only fill the limit
-    train(build_config(values), folder)
+    outcome = train(build_config(values), folder)
+    if outcome.step < steps:
+        raise SystemExit(f"{arm}, seed {seed}: stopped at step {outcome.step} of {steps}; not a result")
     seconds = time.perf_counter() - begin
     loaded = load_run(folder)
     windows = held_out_windows(
