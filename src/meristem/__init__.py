@@ -1,3 +1,57 @@
 """Meristem: Transformers whose heads and depth are planned, grown and pruned instead of guessed."""
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 __version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from meristem.errors import InputError, RunError
+    from meristem.evaluation.evaluate import evaluate_run
+    from meristem.model import Decoder, Sampling, generate, stream
+    from meristem.plan import LayerPlan, Plan
+    from meristem.training.config import Config, load_config
+    from meristem.training.loop import resume, train
+    from meristem.training.run import load_run
+
+# Names come from their modules when they are first used, so that `meristem --help` need not wait for torch.
+_HOMES = {
+    "Config": "meristem.training.config",
+    "Decoder": "meristem.model",
+    "InputError": "meristem.errors",
+    "LayerPlan": "meristem.plan",
+    "Plan": "meristem.plan",
+    "RunError": "meristem.errors",
+    "Sampling": "meristem.model",
+    "evaluate_run": "meristem.evaluation.evaluate",
+    "generate": "meristem.model",
+    "load_config": "meristem.training.config",
+    "load_run": "meristem.training.run",
+    "resume": "meristem.training.loop",
+    "stream": "meristem.model",
+    "train": "meristem.training.loop",
+}
+
+__all__ = [
+    "Config",
+    "Decoder",
+    "InputError",
+    "LayerPlan",
+    "Plan",
+    "RunError",
+    "Sampling",
+    "__version__",
+    "evaluate_run",
+    "generate",
+    "load_config",
+    "load_run",
+    "resume",
+    "stream",
+    "train",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'meristem' has no attribute {name!r}")

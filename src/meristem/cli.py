@@ -107,7 +107,8 @@ def plan_command(
     if against is not None:
         rest = {"layers": len(plan.layers), "width": plan.width, "heads": max(plan.heads)}
         twin_shape = {"vocabulary": plan.vocabulary, "context": plan.context, "feed_forward": plan.feed_forward}
-        group = 1 if file is not None else kv_group
+        ratios = {layer.heads // layer.kv_heads for layer in plan.layers}
+        group = ratios.pop() if len(ratios) == 1 else 1
         other = Plan.scheduled(against, **rest, dims=_integers("dims", dims), seed=seed, **twin_shape, kv_group=group)
     if as_json:
         facts = plan_facts(plan, tensor_parallel)

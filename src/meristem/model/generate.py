@@ -36,7 +36,9 @@ def next_probabilities(logits: Tensor, sampling: Sampling) -> Tensor:
     logits = logits.float()
     if sampling.temperature == 0:
         return torch.zeros_like(logits).scatter_(-1, logits.argmax(-1, keepdim=True), 1.0)
-    ordered, order = (logits / sampling.temperature).sort(dim=-1, descending=True)
+    # Measured from the likeliest token, so that a tiny temperature cannot overflow.
+    scaled = (logits - logits.amax(-1, keepdim=True)) / sampling.temperature
+    ordered, order = scaled.sort(dim=-1, descending=True)
     probabilities = ordered.softmax(-1)
     if sampling.top_k is not None:
         probabilities[:, sampling.top_k :] = 0
@@ -61,7 +63,7 @@ def stream(
 
     `vocabulary` is the number of ids that mean something: the padding ids above it are never drawn.
     """
-    capacity = _check(model, prompts, max_tokens)
+    capacity = _check(model, prompts, max_tokens, vocabulary)
     device = model.embedding.weight.device
     longest = max(map(len, prompts))
     padding = torch.tensor([longest - len(p) for p in prompts], device=device)
@@ -113,12 +115,18 @@ def generate(
     return continuations
 
 
-def _check(model: Decoder, prompts: Sequence[Sequence[int]], max_tokens: int) -> int:
+def _check(model: Decoder, prompts: Sequence[Sequence[int]], max_tokens: int, vocabulary: int | None) -> int:
     """The cache capacity needed, or an error that says what is wrong with the request."""
     if max_tokens < 1:
         raise InputError("max_tokens", max_tokens, "must be at least 1")
     if not prompts or not all(prompts):
         raise InputError("prompts", prompts, "must be one or more prompts of at least one token")
+    ids = model.plan.vocabulary
+    for token in (t for prompt in prompts for t in prompt):
+        if not 0 <= token < ids:
+            raise InputError("prompts", token, f"must be token ids from 0 to {ids - 1}")
+    if vocabulary is not None and not 1 <= vocabulary <= ids:
+        raise InputError("vocabulary", vocabulary, f"must be from 1 to the model's {ids}")
     longest, context = max(map(len, prompts)), model.plan.context
     if longest + max_tokens > context + 1:  # the last token drawn is not fed back
         raise InputError(

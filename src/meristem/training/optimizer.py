@@ -26,13 +26,15 @@ class OptimizerConfig:
     clip: float = 1.0  # gradient norm; 0 turns clipping off
 
     def __post_init__(self) -> None:
-        for field, low, high in (
-            ("warmup", 0.0, 1.0), ("final", 0.0, 1.0), ("beta1", 0.0, 1.0), ("beta2", 0.0, 1.0),
-            ("lr", 0.0, math.inf), ("eps", 0.0, math.inf), ("weight_decay", 0.0, math.inf), ("clip", 0.0, math.inf),
-        ):  # fmt: skip
-            value = getattr(self, field)
-            if not low <= value <= high:
-                raise InputError(f"optimizer.{field}", value, f"must be from {low} to {high}")
+        for field in ("warmup", "final", "beta1", "beta2"):
+            if not 0 <= getattr(self, field) <= 1:
+                raise InputError(f"optimizer.{field}", getattr(self, field), "must be from 0 to 1")
+        for field in ("beta1", "beta2"):
+            if getattr(self, field) == 1:
+                raise InputError(f"optimizer.{field}", 1.0, "must be below 1, or nothing is ever learned")
+        for field in ("lr", "eps", "weight_decay", "clip"):
+            if not 0 <= getattr(self, field) < math.inf:
+                raise InputError(f"optimizer.{field}", getattr(self, field), "must be 0 or above, and finite")
 
 
 def learning_rate(step: int, steps: int, config: OptimizerConfig) -> float:
