@@ -1,0 +1,35 @@
+"""What the documentation shows is true."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from meristem.training.config import _known_keys, load_config
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def test_the_readme_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    (example,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    exec(compile(example, "README.md", "exec"), {})
+    assert "parameters" in capsys.readouterr().out
+
+
+def test_every_configuration_key_is_in_the_guide() -> None:
+    guide = (ROOT / "docs/guide.md").read_text()
+    assert [key for key in _known_keys() if f"`{key}`" not in guide] == []
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("*.toml")), ids=lambda path: path.stem)
+def test_every_configuration_file_builds_its_plan(path: Path) -> None:
+    config = load_config(path)
+    assert config.model.build(50304).layers
+    assert tomllib.loads(path.read_text())["data"]["path"]
+
+
+def test_links_lead_somewhere() -> None:
+    for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
+        for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
+            assert (page.parent / target).exists(), f"{page.name}: {target}"
