@@ -70,7 +70,7 @@ def test_configurations_are_frozen() -> None:
         ("[model]\ndims = 3", r"model\.dims = 3: must be a list of int"),
         ("[model]\ndims = ['a']", r"model\.dims = \['a'\]: must be a list of int"),
         ("[train]\nbatch_size = 6\nmicro_batch = 4", r"train\.micro_batch = 4: must divide train\.batch_size = 6"),
-        ("[optimizer]\nlr = -1", r"optimizer\.lr = -1\.0: must be from 0"),
+        ("[optimizer]\nlr = -1", r"optimizer\.lr = -1\.0: must be 0 or above"),
         ("[optimizer]\nwarmup = nan", r"optimizer\.warmup = nan: must be from 0"),
         ("[checkpoint]\nkeep = 0", r"checkpoint\.keep = 0: must be at least 1"),
         (

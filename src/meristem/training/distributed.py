@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -60,5 +61,7 @@ def processes(device: str) -> Iterator[Processes]:
     dist.init_process_group("nccl" if local.type == "cuda" else "gloo")
     try:
         yield Processes(dist.get_rank(), world, local)
+        dist.barrier()  # nobody leaves while others still need an answer
     finally:
+        gc.collect()  # wrapped models must go before the group they speak through
         dist.destroy_process_group()
