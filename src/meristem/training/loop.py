@@ -122,6 +122,9 @@ class Trainer:
                 device=describe_device(self.peers.device), processes=self.peers.world, attention=self.kernels,
                 compile=self.compiled, torch=torch.__version__, meristem=__version__, plan=self.plan.digest,
             )  # fmt: skip
+            kinds = " and ".join(dict.fromkeys(self.kernels))
+            compiled = ", compiled" if self.compiled else ""
+            display.note(f"{describe_device(self.peers.device)}; {kinds} attention{compiled}")
             stopping = False
             while progress.step < steps and not stopping:
                 reading = self.update(stop.asked)

@@ -1,0 +1,64 @@
+"""Training on a CUDA device: recorded graphs, compilation, evaluation in between, and resume."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from meristem.model import Decoder
+from meristem.plan import Plan
+from meristem.training.gradients import Gradients
+from meristem.training.loop import resume
+from meristem.training.run import RunFolder
+
+from .helpers import copy_run, metrics, trained
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+CUDA = {"train__device": "cuda", "train__compile": True, "model__width": 64, "model__dims": [32], "model__heads": 4}
+
+
+@pytest.mark.parametrize("micro_batches", [1, 3])
+def test_a_recorded_graph_gives_the_gradients_of_plain_calls(micro_batches: int) -> None:
+    plan = Plan.from_heads([2, 4], width=128, vocabulary=320, context=64)
+    device = torch.device("cuda")
+    models = [Decoder(plan).to(device) for _ in range(2)]
+    for model in models:
+        model.use_attention(device, torch.bfloat16)
+    plain, recorded = (Gradients(m, compile=c, device=device) for m, c in zip(models, (False, True), strict=True))
+    assert recorded.graph is not None
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(3):  # the first call records, the others replay on other tokens
+        windows = torch.randint(320, (micro_batches, 4, 65), generator=generator).to(device)
+        tokens, labels = windows[..., :-1].contiguous(), windows[..., 1:].contiguous()
+        losses = [float(gradients(tokens, labels)) for gradients in (plain, recorded)]
+        assert losses[0] == pytest.approx(losses[1], abs=2e-3)
+        for mine, theirs in zip(models[1].parameters(), models[0].parameters(), strict=True):
+            assert mine.grad is not None
+            assert theirs.grad is not None
+            error = (mine.grad - theirs.grad).norm() / theirs.grad.norm()
+            assert float(error) < 2e-2
+
+
+def test_compiled_and_plain_runs_agree(data: Path, tmp_path: Path) -> None:
+    compiled = trained(data, tmp_path / "compiled", **CUDA)
+    plain = trained(data, tmp_path / "plain", **{**CUDA, "train__compile": False})
+    pairs = list(zip(metrics(compiled), metrics(plain), strict=True))
+    assert any("held_out_loss" in mine for mine, _ in pairs)
+    for mine, theirs in pairs:
+        for key in ("loss", "held_out_loss"):
+            if key in mine:
+                assert mine[key] == pytest.approx(theirs[key], abs=2e-2)
+
+
+def test_a_run_resumes_on_cuda(data: Path, tmp_path: Path) -> None:
+    whole = trained(data, tmp_path / "whole", **CUDA)
+    run: RunFolder = copy_run(whole, tmp_path / "again", last=4)
+    resume(run.path)
+    last, expected = metrics(run)[-1], metrics(whole)[-1]
+    assert last["step"] == expected["step"]
+    assert last["held_out_loss"] == pytest.approx(expected["held_out_loss"], abs=2e-2)
