@@ -271,6 +271,15 @@ def test_memory_is_plausible(size: str) -> None:
     assert plan.memory(10**6).loss == memory.loss
 
 
+def test_memory_agrees_with_a_measured_step() -> None:
+    """The step on an H200 that the lab log reports, 32 x 1024 tokens at 124M parameters."""
+    file = Path(__file__).resolve().parents[1] / "results/2026-11-15-step-h200/step.json"
+    measured = {entry["name"]: entry["peak_gib"] for entry in json.loads(file.read_text())["results"]}
+    for name in ("uniform", "prism"):
+        estimate = Plan.scheduled(name, **SIZES["small"]).memory(32 * 1024).total / 2**30
+        assert estimate == pytest.approx(measured[name], rel=0.1)
+
+
 # --- warnings ---------------------------------------------------------------------------------------------
 
 

@@ -21,6 +21,7 @@ from meristem.schedules import PREFERRED_DIMS, head_schedule, is_prism_like, sho
 
 FORMAT = "meristem-plan/1"
 FLASH_LIMIT = 256  # flash and cuDNN attention kernels stop here
+LOSS_CHUNK = 8192 * 50304  # logits that exist at a time during the vocabulary loss: 0.8 GB in bf16
 FLASHINFER_DIMS = (64, 128, 256, 512)
 
 
@@ -241,8 +242,8 @@ class Plan:
         forward = _products(attention_matrices + feed_forward_matrices) + _attention(q, t)
         softmax, kv_values = layer.heads * t * t, 2 * kv
         # Saved for backward in bf16, with the residual stream in float32: two residuals, two normed inputs,
-        # q k v, attention output with its log-sum-exp, gate and up, and their product.
-        activations = 2 * (4 * d + 2 * d) + 2 * (q + 2 * kv) + 2 * q + 4 * layer.heads + 6 * f
+        # q k v, attention output with its log-sum-exp, gate and up (their product is formed again).
+        activations = 2 * (4 * d + 2 * d) + 2 * (q + 2 * kv) + 2 * q + 4 * layer.heads + 4 * f
         if layer.loop is not None:
             m, passes = len(layer.loop.heads) * layer.head_dim, layer.loop.passes
             forward += (_products(4 * d * m) + _attention(m, t)) * passes
@@ -266,16 +267,16 @@ class Plan:
     def parameters(self) -> int:
         return self.cost.parameters
 
-    def memory(self, batch_tokens: int, loss_chunk: int = 8192) -> Memory:
+    def memory(self, batch_tokens: int) -> Memory:
         """Estimated memory of a training step on `batch_tokens` tokens at once."""
         cost = self.cost
-        rows = min(batch_tokens, loss_chunk)
+        rows = min(batch_tokens, LOSS_CHUNK // self.vocabulary)
         return Memory(
             weights=(4 + 2) * cost.parameters,  # float32 and the bf16 copy the products read
             gradients=4 * cost.parameters,
             optimizer=8 * cost.parameters,
             activations=batch_tokens * cost.activation_bytes_per_token,
-            loss=2 * 2 * rows * self.vocabulary + 4 * self.vocabulary * self.width,
+            loss=2 * rows * self.vocabulary + (4 + 2) * self.vocabulary * self.width,  # logits, weight gradients
         )
 
     def warnings(self, tensor_parallel: int = 1) -> list[str]:

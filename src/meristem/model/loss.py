@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from meristem.model.fused import IGNORE, cross_entropy_
-
-CHUNK_ELEMENTS = 8192 * 50304  # logits per chunk: 0.8 GB in bf16
+from meristem.plan import LOSS_CHUNK
 
 
 def linear_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor, *, chunk: int | None = None) -> Tensor:
@@ -22,7 +21,7 @@ def linear_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor, *, chu
     hidden (N, d), weight (V, d), targets (N,) with -100 where nothing is to be predicted. Products run in the
     autocast dtype if autocast is on; sums and the softmax run in float32 (float64 for float64 input).
     """
-    rows = chunk or max(1, CHUNK_ELEMENTS // weight.shape[0])
+    rows = chunk or max(1, LOSS_CHUNK // weight.shape[0])
     device = hidden.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
     if torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad):
