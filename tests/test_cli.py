@@ -103,10 +103,9 @@ def test_plan_json_holds_the_facts(call: Call) -> None:
 
 
 def test_plan_shows_structure_memory_and_warnings(call: Call) -> None:
-    said = call("plan", "--layers", "4", "--width", "1536", "--heads", "3,12,12,12", "--force")
-    assert said.code == 2  # a head dim of 512 is no Prism
-    said = call("plan", "--heads", "3,12,12,12", "--width", "1536", "--schedule", "bump")
+    said = call("plan", "--heads", "3,12,12,12", "--width", "1536", "--tensor-parallel", "4")
     assert said.code == 0
+    assert "warning: tensor-parallel size 4 does not divide the head counts [3]" in said.out
     assert "training memory about" in said.out
     assert "warning: layer 0: head dim 512 is above 256" in said.out
 
@@ -135,15 +134,16 @@ def test_multi_query_is_not_neutral_and_needs_force(call: Call) -> None:
         (["--layers", "0"], ["layers = 0", "at least 1"]),
         (["--width", "-4"], ["width = -4", "at least 2"]),
         (["--heads", "7"], ["heads = 7", "must divide width 768", "1, 2, 3, 4, 6, 8, 12"]),
-        (["--heads", "7,7"], ["heads[0] = 7", "must divide width 768", "1, 2, 3, 4, 6, 8, 12"]),
+        (["--heads", "7,7"], ["heads = 7", "must divide width 768", "1, 2, 3, 4, 6, 8, 12"]),
         (["--heads", "6,12,6,12"], ["heads[2] = 6", "must not fall: at least 12"]),
         (["--heads", "twelve"], ["heads = 'twelve'", "must be an integer"]),
         (["--heads", "6,6,12,12", "--layers", "5"], ["layers = 5", "must equal the 4 head counts"]),
         (["--schedule", "prysm"], ["schedule = 'prysm'", "prism, linear, geometric, cosine, uniform, reverse"]),
         (["--against", "prysm"], ["schedule = 'prysm'", "must be one of"]),
         (["--kv-group", "5"], ["kv_group = 5", "must divide every head count", "one of [1]"]),
-        (["--tensor-parallel", "5"], ["tensor_parallel = 5", "must divide every head count", "one of [1]"]),
-        (["--tensor-parallel", "0"], ["tensor_parallel = 0", "one of [1]"]),
+        (["--tensor-parallel", "0"], ["tensor_parallel = 0", "at least 1"]),
+        (["--batch-tokens", "-5"], ["batch_tokens = -5", "at least 1"]),
+        (["--heads", "6,12", "--schedule", "prism"], ["schedule = 'prism'", "list of head counts"]),
         (["--dims", "100"], ["dims = 100", "multiples of 8 up to 256"]),
         (["--ramp", "7"], ["ramp = 7", "must be in 0..6"]),
         (["--plan", "nowhere.json"], ["nowhere.json: cannot be read"]),
@@ -153,6 +153,23 @@ def test_bad_plans_are_refused_with_field_value_and_what_is_allowed(
     arguments: list[str], parts: list[str], call: Call
 ) -> None:
     refused(call("plan", *arguments), *parts)
+
+
+def test_falling_head_counts_need_force(call: Call) -> None:
+    refused(call("plan", "--heads", "12,6"), "heads[1] = 6", "must not fall")
+    assert json.loads(call("plan", "--heads", "12,6", "--force", "--json").out)["heads"] == [12, 6]
+
+
+def test_a_plan_file_stands_alone(call: Call, tmp_path: Path) -> None:
+    file = tmp_path / "plan.json"
+    assert call("plan", "--out", str(file)).code == 0
+    refused(call("plan", "--plan", str(file), "--layers", "3"), "layers = 3", "--plan")
+    refused(call("plan", "--plan", str(file), "--mqa"), "mqa = True", "--plan")
+
+
+def test_a_folder_that_is_not_there_is_one_line(call: Call, tmp_path: Path) -> None:
+    refused(call("plan", "--out", str(tmp_path / "no" / "plan.json")), "plan.json: No such file or directory")
+    refused(call("plan", "--out", str(tmp_path)), "Is a directory")
 
 
 def test_a_tensor_parallel_size_that_divides_is_accepted(call: Call) -> None:
@@ -259,8 +276,26 @@ def test_generate_takes_several_prompts(place: Path, call: Call) -> None:
 
 
 def test_generate_refuses_more_than_the_context(place: Path, call: Call) -> None:
-    refused(call("generate", place / "run", "--prompt", "Page", "--tokens", "99"), "max_tokens = 99", "at most 29")
-    refused(call("generate", place / "run", "--prompt", "P", "--temperature", "-1"), "temperature = -1.0")
+    command = ("generate", place / "run", "--prompt")
+    for arguments, parts in (
+        (("Page", "--tokens", "99"), ("error: tokens = 99", "from 1 to 29", "context of 32")),
+        (("Page", "--tokens", "0"), ("error: tokens = 0", "from 1 to 29")),
+        (("P" * 67,), ("prompts = 67", "too many for a context of 32")),
+        (("P" * 67, "--prompt", "P"), ("prompts = 67", "too many for a context of 32")),
+        (("P", "--temperature", "-1"), ("temperature = -1.0",)),
+    ):
+        said = call(*command, *arguments)
+        refused(said, *parts)
+        assert said.out == ""  # the prompt is not printed before the request is known to be good
+
+
+def test_generate_adds_as_many_tokens_as_fit_if_not_told(place: Path, call: Call) -> None:
+    command = ("generate", place / "run", "--temperature", "0", "--prompt")
+    said = call(*command, "Page")
+    assert said.code == 0
+    assert said == call(*command, "Page", "--tokens", "29")
+    assert call(*command, "P" * 32).code == 0  # room for one
+    assert call(*command, "Page", "--prompt", "P" * 30).code == 0
 
 
 def test_continue_starts_resumes_and_then_says_it_is_finished(place: Path, call: Call, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from meristem.cli import main
 from meristem.training.config import _known_keys, load_config
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -20,6 +21,21 @@ def test_the_readme_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
 def test_every_configuration_key_is_in_the_guide() -> None:
     guide = (ROOT / "docs/guide.md").read_text()
     assert [key for key in _known_keys() if f"`{key}`" not in guide] == []
+
+
+GUIDE_PLANS = re.findall(r"^    meristem (plan .*?)(?:  +#.*)?$", (ROOT / "docs/guide.md").read_text(), re.MULTILINE)
+
+
+@pytest.mark.parametrize("line", GUIDE_PLANS)
+def test_the_plans_of_the_guide_are_accepted(
+    line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for command in line.split(" && "):
+        monkeypatch.setattr("sys.argv", ["meristem", *command.removeprefix("meristem ").split()])
+        with pytest.raises(SystemExit) as leaving:
+            main()
+        assert leaving.value.code == 0, capsys.readouterr().err
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("*.toml")), ids=lambda path: path.stem)

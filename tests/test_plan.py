@@ -139,8 +139,8 @@ def test_refused_groups_name_the_allowed_ones(size: str, group: int, allowed: li
 
 
 def test_multi_query_is_not_neutral_and_says_so() -> None:
-    prism = Plan.prism(**SIZES["small"], multi_query=True)
-    uniform = Plan.uniform(**SIZES["small"], multi_query=True)
+    prism = Plan.prism(**SIZES["small"], force_multi_query=True)
+    uniform = Plan.uniform(**SIZES["small"], force_multi_query=True)
     assert set(prism.kv_heads) == {1}
     # K and V are as wide as one head: 256, 128 and 96 in two layers each, where the uniform plan has 64.
     wider = 2 * (256 - 64) + 2 * (128 - 64) + 2 * (96 - 64)

@@ -38,6 +38,10 @@ def main() -> None:
     except (InputError, RunError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
+    except OSError as error:  # a full disk, a folder that cannot be written
+        where = "" if error.filename is None else f"{error.filename}: "
+        print(f"error: {where}{error.strerror or error}", file=sys.stderr)
+        sys.exit(2)
 
 
 @app.callback(invoke_without_command=True)
@@ -52,23 +56,23 @@ def _top(version: Annotated[bool, typer.Option("--version", help="Print the vers
 
 @app.command("plan")
 def plan_command(
-    layers: Annotated[int, typer.Option(help="Number of layers.")] = 12,
-    width: Annotated[int, typer.Option(help="Width of the residual stream.")] = 768,
-    heads: Annotated[str, typer.Option(help="Base head count, or a list over layers: 3,3,6,6,12,12.")] = "12",
+    layers: Annotated[int | None, typer.Option(help="Number of layers; 12.")] = None,
+    width: Annotated[int | None, typer.Option(help="Width of the residual stream; 768.")] = None,
+    heads: Annotated[str | None, typer.Option(help="Base head count; 12. Or a list: 3,3,6,6,12,12.")] = None,
     schedule: Annotated[
-        str, typer.Option(help="prism, uniform, linear, geometric, cosine, reverse, bump or shuffle.")
-    ] = "prism",
+        str | None, typer.Option(help="prism, uniform, linear, geometric, cosine, reverse, bump or shuffle.")
+    ] = None,
     file: Annotated[Path | None, typer.Option("--plan", help="Read a plan file instead.")] = None,
     dims: Annotated[str, typer.Option(help="Allowed head dims.")] = "256,128,96,64",
     ramp: Annotated[int | None, typer.Option(help="Layers before the base count is reached.")] = None,
     seed: Annotated[int, typer.Option(help="Which shuffle.")] = 0,
     kv_group: Annotated[int, typer.Option(help="Query heads per key/value head, in every layer.")] = 1,
     mqa: Annotated[bool, typer.Option("--mqa", help="One key/value head in every layer; needs --force.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Accept a plan that is not neutral.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Accept falling head counts, and --mqa.")] = False,
     vocabulary: Annotated[int, typer.Option(help="Vocabulary size.")] = 50304,
     context: Annotated[int, typer.Option(help="Context length.")] = 1024,
     feed_forward: Annotated[int | None, typer.Option(help="Feed-forward size; 8/3 of the width.")] = None,
-    tensor_parallel: Annotated[int, typer.Option(help="Check that this size divides all head counts.")] = 1,
+    tensor_parallel: Annotated[int, typer.Option(help="Warn unless this size divides all head counts.")] = 1,
     batch_tokens: Annotated[int, typer.Option(help="Tokens per forward pass, for the memory estimate.")] = 32768,
     against: Annotated[str | None, typer.Option(help="Schedule to set beside this one, such as uniform.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
@@ -77,46 +81,51 @@ def plan_command(
     """Print a plan: its structure, what it costs, and what will be slow."""
     from meristem.plan import Plan
     from meristem.plan_view import plan_facts, plan_text, side_by_side
-    from meristem.schedules import check_prism
+    from meristem.schedules import check_rising
 
     shape: dict[str, Any] = {
         "vocabulary": vocabulary, "context": context, "feed_forward": feed_forward, "kv_group": kv_group,
+        "force_multi_query": mqa,
     }  # fmt: skip
+    solver: dict[str, Any] = {"dims": _integers("dims", dims), "ramp": ramp, "seed": seed}
     if file is not None:
-        plan = Plan.load(file)
-    elif "," in heads:
+        given = {"layers": layers, "width": width, "heads": heads, "schedule": schedule, "mqa": mqa or None}
+        for field, value in given.items():
+            if value is not None:
+                raise InputError(field, value, f"cannot be given together with --plan {file}")
+        name, plan = file.name, Plan.load(file)
+    elif heads is not None and "," in heads:
         counts = _integers("heads", heads)
-        if layers not in (12, len(counts)):
+        if layers not in (None, len(counts)):
             raise InputError("layers", layers, f"must equal the {len(counts)} head counts given, or be left out")
-        if schedule == "prism":
-            check_prism(counts, width, strict=not force)
-        plan = Plan.from_heads(counts, width=width, **shape, multi_query=mqa)
+        if schedule is not None:
+            raise InputError("schedule", schedule, "cannot be given together with a list of head counts")
+        if not force:
+            check_rising(counts)
+        name, plan = "list", Plan.from_heads(counts, width=width or 768, **shape)
     else:
-        base = _integers("heads", heads)[0]
-        plan = Plan.scheduled(
-            schedule, layers=layers, width=width, heads=base, dims=_integers("dims", dims), ramp=ramp, seed=seed,
-            **shape, multi_query=mqa,
-        )  # fmt: skip
+        name, base = schedule or "prism", _integers("heads", heads or "12")[0]
+        size: dict[str, Any] = {"layers": 12 if layers is None else layers, "width": 768 if width is None else width}
+        plan = Plan.scheduled(name, heads=base, **size, **solver, **shape)
     if mqa and not force:
         _refuse_mqa(plan)
-    if tensor_parallel != 1:
-        _check_tensor_parallel(plan, tensor_parallel)
     if out is not None:
         out.write_text(plan.to_json(), encoding="utf-8")
     other = None
     if against is not None:
-        rest = {"layers": len(plan.layers), "width": plan.width, "heads": max(plan.heads)}
-        twin_shape = {"vocabulary": plan.vocabulary, "context": plan.context, "feed_forward": plan.feed_forward}
         ratios = {layer.heads // layer.kv_heads for layer in plan.layers}
-        group = ratios.pop() if len(ratios) == 1 else 1
-        other = Plan.scheduled(against, **rest, dims=_integers("dims", dims), seed=seed, **twin_shape, kv_group=group)
+        other = Plan.scheduled(
+            against, layers=len(plan.layers), width=plan.width, heads=max(plan.heads), **solver,
+            vocabulary=plan.vocabulary, context=plan.context, feed_forward=plan.feed_forward,
+            kv_group=ratios.pop() if len(ratios) == 1 else 1,
+        )  # fmt: skip
     if as_json:
         facts = plan_facts(plan, tensor_parallel)
         print(
             json.dumps(facts if other is None else {**facts, "against": plan_facts(other, tensor_parallel)}, indent=1)
         )
     elif other is not None:
-        print(side_by_side(plan, other, schedule if file is None else file.name, against or ""))
+        print(side_by_side(plan, other, name, against or ""))
     else:
         print(plan_text(plan, batch_tokens, tensor_parallel))
 
@@ -139,19 +148,8 @@ def _refuse_mqa(plan: Plan) -> None:
         "mqa", True,
         f"is not neutral: parameters {cost.parameters:,} against {other.parameters:,}, KV cache "
         f"{cost.kv_bytes_per_token:,} against {other.kv_bytes_per_token:,} bytes/token, and the widths of keys and "
-        "values differ between layers; "
-        "use --kv-group, or add --force",
+        "values differ between layers; use --kv-group, or add --force",
     )  # fmt: skip
-
-
-def _check_tensor_parallel(plan: Plan, size: int) -> None:
-    import math
-
-    counts = sorted(set(plan.heads + plan.kv_heads))
-    common = math.gcd(*counts)
-    if size < 1 or common % size:
-        allowed = [n for n in range(1, common + 1) if common % n == 0]
-        raise InputError("tensor_parallel", size, f"must divide every head count {counts}: one of {allowed}")
 
 
 # --- data ------------------------------------------------------------------------------------------------------------
@@ -276,7 +274,7 @@ def eval_command(
 def generate_command(
     run: Annotated[Path, typer.Argument(help="The folder of a run.")],
     prompt: Annotated[list[str], typer.Option(help="Text to continue; repeat for several.")],
-    tokens: Annotated[int, typer.Option(help="Tokens to add at most.")] = 200,
+    tokens: Annotated[int | None, typer.Option(help="Tokens to add at most; as many as fit, up to 200.")] = None,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.8,
     top_k: Annotated[int | None, typer.Option(help="Keep the k likeliest tokens.")] = None,
     top_p: Annotated[float | None, typer.Option(help="Keep the likeliest tokens that make up this share.")] = 0.95,
@@ -287,15 +285,22 @@ def generate_command(
     """Continue a prompt with a trained model; a single prompt is streamed."""
     from meristem.data import StreamDecoder
     from meristem.model import Sampling, generate, stream
+    from meristem.model.generate import room
     from meristem.training.devices import autocast
     from meristem.training.run import load_run
 
+    sampling = Sampling(temperature, top_k, top_p, seed)
     loaded = load_run(run, step=step, device=device, report=lambda text: print(text, file=sys.stderr))
     tokenizer = loaded.tokenizer
     ids = [[int(t) for t in tokenizer.encode(text)] or [tokenizer.end_of_text] for text in prompt]
+    most = room(loaded.model, ids)
+    if tokens is not None and not 1 <= tokens <= most:
+        raise InputError(
+            "tokens", tokens, f"must be from 1 to {most}, what the context of {loaded.model.plan.context} leaves"
+        )
     options: dict[str, Any] = {
-        "max_tokens": tokens, "end_of_text": tokenizer.end_of_text, "vocabulary": tokenizer.vocabulary,
-        "sampling": Sampling(temperature, top_k, top_p, seed),
+        "max_tokens": min(200, most) if tokens is None else tokens, "end_of_text": tokenizer.end_of_text,
+        "vocabulary": tokenizer.vocabulary, "sampling": sampling,
     }  # fmt: skip
     with autocast(loaded.device):
         if len(prompt) > 1:

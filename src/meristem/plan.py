@@ -138,6 +138,8 @@ class Plan:
     def __post_init__(self) -> None:
         for field in ("width", "vocabulary", "context", "feed_forward"):
             _at_least(field, getattr(self, field), 1)
+        if not isinstance(self.layers, tuple) or not all(isinstance(layer, LayerPlan) for layer in self.layers):
+            raise InputError("layers", self.layers, "must be a tuple of LayerPlan")
         if not self.layers:
             raise InputError("layers", 0, "must be at least 1")
 
@@ -153,12 +155,12 @@ class Plan:
         context: int = 1024,
         feed_forward: int | None = None,
         kv_group: int = 1,
-        multi_query: bool = False,
+        force_multi_query: bool = False,
     ) -> Plan:
         """A plan whose layers split the width evenly among the given head counts.
 
         `kv_group` query heads share one key/value head, the same number in every layer, which keeps all
-        shapes equal. `multi_query` forces one key/value head per layer, which does not.
+        shapes equal. `force_multi_query` takes one key/value head per layer, which does not.
         """
         _at_least("width", width, 1)
         if not heads:
@@ -169,7 +171,7 @@ class Plan:
             if (width // h) % 2:
                 even = [x for x in divisors(width) if (width // x) % 2 == 0]
                 raise InputError("heads", h, f"gives the odd head dim {width // h}; use one of {even}")
-        if multi_query:
+        if force_multi_query:
             kv_heads = [1] * len(heads)
         else:
             _at_least("kv_group", kv_group, 1)
@@ -269,6 +271,7 @@ class Plan:
 
     def memory(self, batch_tokens: int) -> Memory:
         """Estimated memory of a training step on `batch_tokens` tokens at once."""
+        _at_least("batch_tokens", batch_tokens, 1)
         cost = self.cost
         rows = min(batch_tokens, LOSS_CHUNK // self.vocabulary)
         return Memory(

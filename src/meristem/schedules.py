@@ -61,9 +61,14 @@ def head_schedule(
             f"leaves no wider head at width {width}: of the head dims {sorted(dims)} none is wider than "
             f"{width // heads} and divides the width; use more heads or other dims",
         )
-    if name in FAMILIES:
-        return _staircase(steps, layers, length) if name == "prism" else _snapped(name, steps, layers, length)
+    if name in ("linear", "geometric", "cosine"):
+        curve = _snapped(name, steps, layers, length)
+        check_prism(curve, width)
+        return curve
     prism = _staircase(steps, layers, length)
+    check_prism(prism, width)
+    if name == "prism":
+        return prism
     if name == "reverse":
         return prism[::-1]
     if name == "bump":
@@ -96,8 +101,7 @@ def check_prism(schedule: Sequence[int], width: int, *, strict: bool = True) -> 
         dim = width // h
         if dim % 2 or dim > MAX_DIM:
             raise InputError(f"heads[{layer}]", h, f"gives head dim {dim}, which must be even and at most {MAX_DIM}")
-        if layer and h < schedule[layer - 1]:
-            raise InputError(f"heads[{layer}]", h, f"must not fall: at least {schedule[layer - 1]}, as before it")
+    check_rising(schedule)
     base = sum(h == schedule[-1] for h in schedule)
     if strict and 2 * base < len(schedule):
         raise InputError(
@@ -105,6 +109,13 @@ def check_prism(schedule: Sequence[int], width: int, *, strict: bool = True) -> 
             tuple(schedule),
             f"keeps the base count for {base} of {len(schedule)} layers; half are needed",
         )
+
+
+def check_rising(schedule: Sequence[int]) -> None:
+    """Raise where a head count falls below that of the layer before."""
+    for layer, (before, h) in enumerate(pairwise(schedule), start=1):
+        if h < before:
+            raise InputError(f"heads[{layer}]", h, f"must not fall: at least {before}, as before it")
 
 
 def is_prism_like(schedule: Sequence[int]) -> bool:
