@@ -231,13 +231,15 @@ def test_bad_sampling(arguments: dict[str, Any], message: str) -> None:
         ([[1], []], 1, r"prompts = \[\[1\], \[\]\]: .* at least one token"),
         ([[1]], 0, r"max_tokens = 0: must be at least 1"),
         ([[1, 2, 3], [1]], 7, r"max_tokens = 7: must be at most 6: context 8, prompt 3"),
-        ([[0] * 9], 1, r"max_tokens = 1: must be at most 0: context 8, prompt 9"),
+        ([[0] * 9], 1, r"prompts = 9: tokens are too many for a context of 8"),
     ],
 )
 def test_bad_requests(prompts: list[list[int]], max_tokens: int, message: str) -> None:
     model = Decoder(small_plan(context=8))
     with pytest.raises(InputError, match=message):
         generate(model, prompts, max_tokens=max_tokens)
+    with pytest.raises(InputError, match=message):
+        stream(model, prompts, max_tokens=max_tokens)  # at once, before a token is asked for
 
 
 @needs_gpu

@@ -49,7 +49,16 @@ def next_probabilities(logits: Tensor, sampling: Sampling) -> Tensor:
     return probabilities / probabilities.sum(-1, keepdim=True)
 
 
-@torch.no_grad()
+def room(model: Decoder, prompts: Sequence[Sequence[int]]) -> int:
+    """How many tokens fit after the longest prompt: the last one drawn is not fed back."""
+    if not prompts or not all(prompts):
+        raise InputError("prompts", prompts, "must be one or more prompts of at least one token")
+    longest, context = max(map(len, prompts)), model.plan.context
+    if longest > context:
+        raise InputError("prompts", longest, f"tokens are too many for a context of {context}; shorten the prompt")
+    return context + 1 - longest
+
+
 def stream(
     model: Decoder,
     prompts: Sequence[Sequence[int]],
@@ -59,11 +68,25 @@ def stream(
     end_of_text: int | None = None,
     vocabulary: int | None = None,
 ) -> Iterator[list[int | None]]:
-    """Yield, for each new position, the next token of every prompt; None for prompts that have ended.
+    """For each new position, the next token of every prompt; None for prompts that have ended.
 
-    `vocabulary` is the number of ids that mean something: the padding ids above it are never drawn.
+    `vocabulary` is the number of ids that mean something: the padding ids above it are never drawn. A bad request is
+    refused at once, not when the first token is asked for.
     """
     capacity = _check(model, prompts, max_tokens, vocabulary)
+    return _steps(model, prompts, capacity, max_tokens, sampling, end_of_text, vocabulary)
+
+
+@torch.no_grad()
+def _steps(
+    model: Decoder,
+    prompts: Sequence[Sequence[int]],
+    capacity: int,
+    max_tokens: int,
+    sampling: Sampling,
+    end_of_text: int | None,
+    vocabulary: int | None,
+) -> Iterator[list[int | None]]:
     device = model.embedding.weight.device
     longest = max(map(len, prompts))
     padding = torch.tensor([longest - len(p) for p in prompts], device=device)
@@ -119,8 +142,7 @@ def _check(model: Decoder, prompts: Sequence[Sequence[int]], max_tokens: int, vo
     """The cache capacity needed, or an error that says what is wrong with the request."""
     if max_tokens < 1:
         raise InputError("max_tokens", max_tokens, "must be at least 1")
-    if not prompts or not all(prompts):
-        raise InputError("prompts", prompts, "must be one or more prompts of at least one token")
+    most = room(model, prompts)
     ids = model.plan.vocabulary
     for token in (t for prompt in prompts for t in prompt):
         if not 0 <= token < ids:
@@ -128,10 +150,6 @@ def _check(model: Decoder, prompts: Sequence[Sequence[int]], max_tokens: int, vo
     if vocabulary is not None and not 1 <= vocabulary <= ids:
         raise InputError("vocabulary", vocabulary, f"must be from 1 to the model's {ids}")
     longest, context = max(map(len, prompts)), model.plan.context
-    if longest + max_tokens > context + 1:  # the last token drawn is not fed back
-        raise InputError(
-            "max_tokens",
-            max_tokens,
-            f"must be at most {context + 1 - longest}: context {context}, prompt {longest}",
-        )
+    if max_tokens > most:
+        raise InputError("max_tokens", max_tokens, f"must be at most {most}: context {context}, prompt {longest}")
     return longest + max_tokens - 1
