@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import sys
+import time
 from contextlib import AbstractContextManager
 from itertools import groupby
 from types import TracebackType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from meristem.plan import Plan
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 
 def describe_structure(plan: Plan) -> str:
@@ -35,28 +39,47 @@ class Display(Protocol):
     def note(self, text: str) -> None: ...
 
 
-def _parts(values: dict[str, Any]) -> list[str]:
+def _parts(values: dict[str, Any]) -> dict[str, str]:
     loss = values.get("loss")
-    parts = [f"loss {'not finite' if loss is None else format(loss, '.4f')}"]
+    parts = {"loss": f"loss {'not finite' if loss is None else format(loss, '.4f')}"}
     if values.get("held_out") is not None:
-        parts.append(f"held-out {values['held_out']:.4f}")
+        parts["held_out"] = f"held-out {values['held_out']:.4f}"
     if values.get("tokens_per_second"):
-        parts.append(f"{values['tokens_per_second']:,.0f} tokens/s")
+        parts["speed"] = f"{values['tokens_per_second']:,.0f} tokens/s"
     if values.get("mfu") is not None:
-        parts.append(f"MFU {values['mfu']:.1%}")
+        parts["mfu"] = f"MFU {values['mfu']:.1%}"
     if values.get("skipped"):
-        parts.append(f"{values['skipped']} skipped")
+        parts["skipped"] = f"{values['skipped']} skipped"
     if values.get("left") is not None:
-        parts.append(f"{describe_time(values['left'])} left")
+        parts["left"] = f"{describe_time(values['left'])} left"
     return parts
 
 
+def _short_speed(speed: float) -> str:
+    for size, letter in ((1e6, "M"), (1e3, "k")):
+        if speed >= size:
+            return f"{speed / size:.1f}{letter} tok/s"
+    return f"{speed:.0f} tok/s"
+
+
+def _fitting(values: dict[str, Any], width: int) -> str:
+    """The numbers in `width` characters; where they are too many, the least important go first."""
+    parts = _parts(values)
+    if "speed" in parts:
+        parts["speed"] = _short_speed(values["tokens_per_second"])
+    for name in ("mfu", "held_out", "skipped", "speed", "left"):
+        if len("  ".join(parts.values())) > width:
+            parts.pop(name, None)
+    return "  ".join(parts.values())
+
+
 class Lines:
-    """A line per logged step."""
+    """A line per logged step, but at most one a second besides the first and the last."""
 
     def __init__(self, plan: Plan, steps: int) -> None:
         self.structure = describe_structure(plan)
         self.steps = steps
+        self.printed: float | None = None
 
     def __enter__(self) -> Lines:
         self.note(self.structure)
@@ -66,8 +89,12 @@ class Lines:
         pass
 
     def update(self, values: dict[str, Any]) -> None:
+        now = time.monotonic()
+        if self.printed is not None and now - self.printed < 1.0 and values["step"] < self.steps:
+            return
+        self.printed = now
         print(
-            f"step {values['step']:>{len(str(self.steps))}}/{self.steps}  " + "  ".join(_parts(values)),
+            f"step {values['step']:>{len(str(self.steps))}}/{self.steps}  " + "  ".join(_parts(values).values()),
             flush=True,
         )
 
@@ -76,22 +103,27 @@ class Lines:
 
 
 class Live:
-    """A bar that stays at the bottom, with the structure beside it; notes scroll above it."""
+    """A bar with its numbers that stays at the bottom; notes scroll above it."""
 
-    def __init__(self, plan: Plan, steps: int) -> None:
+    BAR = 12
+
+    def __init__(self, plan: Plan, steps: int, console: Console | None = None) -> None:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+        from rich.table import Column
 
+        self.structure = describe_structure(plan)
+        self.beside = self.BAR + 1 + len(f"{steps}/{steps}") + 1  # columns of bar and counter, which never shrink
         self.progress = Progress(
-            TextColumn("[bold]training"),
-            BarColumn(bar_width=24),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[numbers]}"),
-            TextColumn(f"[cyan]{describe_structure(plan)}"),
+            BarColumn(self.BAR, table_column=Column(no_wrap=True, min_width=self.BAR)),
+            MofNCompleteColumn(table_column=Column(no_wrap=True, min_width=len(f"{steps}/{steps}"))),
+            TextColumn("{task.fields[numbers]}", markup=False, table_column=Column(no_wrap=True)),
+            console=console,
         )
         self.task = self.progress.add_task("training", total=steps, numbers="")
 
     def __enter__(self) -> Live:
         self.progress.start()
+        self.note(self.structure)
         return self
 
     def __exit__(
@@ -100,7 +132,8 @@ class Live:
         self.progress.stop()
 
     def update(self, values: dict[str, Any]) -> None:
-        self.progress.update(self.task, completed=values["step"], numbers="  ".join(_parts(values)))
+        numbers = _fitting(values, self.progress.console.width - self.beside)
+        self.progress.update(self.task, completed=values["step"], numbers=numbers)
 
     def note(self, text: str) -> None:
         self.progress.console.print(text, highlight=False, markup=False)
