@@ -40,6 +40,19 @@ def test_the_clock_leaves_out_the_first_step_and_pauses(monkeypatch: pytest.Monk
     assert clock.seconds_per_step == 4.0
 
 
+def test_a_slow_phase_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake, clock = FakeTime(monkeypatch), Clock()
+    for seconds in (0.0, *[100.0] * 10, *[2.0] * (Clock.WINDOW - 1)):
+        fake.now += seconds
+        clock.tick()
+    assert clock.seconds_per_step == pytest.approx((100.0 + 2.0 * (Clock.WINDOW - 1)) / Clock.WINDOW)
+    clock.pause()
+    for seconds in (1000.0, 2.0):
+        fake.now += seconds
+        clock.tick()
+    assert clock.seconds_per_step == 2.0
+
+
 def test_one_step_alone_has_no_speed(monkeypatch: pytest.MonkeyPatch) -> None:
     FakeTime(monkeypatch)
     clock = Clock()

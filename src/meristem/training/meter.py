@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from dataclasses import dataclass
 
 import torch
@@ -50,19 +51,24 @@ class Readings:
 
 
 class Clock:
-    """Time spent on training steps. Compilation, evaluation and saving happen while it is paused."""
+    """Time spent on the last training steps. Compilation, evaluation and saving happen while it is paused.
+
+    Between two pauses the first reading comes with the second step, and its tick only starts the clock. So there is no
+    speed while there is a pause after every step or every other one: how much of such a short time was a step's own
+    cannot be told, as a device may still be busy with the step after the one that was read.
+    """
+
+    WINDOW = 50  # steps; what was slow before that is forgotten
 
     def __init__(self) -> None:
         self._last: float | None = None
-        self._seconds = 0.0
-        self._steps = 0
+        self._seconds: deque[float] = deque(maxlen=self.WINDOW)
 
     def tick(self) -> None:
         """A step has ended. The first one after a pause only starts the clock."""
         now = time.perf_counter()
         if self._last is not None:
-            self._seconds += now - self._last
-            self._steps += 1
+            self._seconds.append(now - self._last)
         self._last = now
 
     def pause(self) -> None:
@@ -70,4 +76,4 @@ class Clock:
 
     @property
     def seconds_per_step(self) -> float | None:
-        return self._seconds / self._steps if self._steps else None
+        return sum(self._seconds) / len(self._seconds) if self._seconds else None
