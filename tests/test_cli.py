@@ -275,7 +275,7 @@ def test_generate_takes_several_prompts(place: Path, call: Call) -> None:
         assert call("generate", place / "run", "--prompt", prompt, *options).out == text + "\n"
 
 
-def test_generate_refuses_more_than_the_context(place: Path, call: Call) -> None:
+def test_generate_refuses_bad_requests_before_it_prints(place: Path, call: Call) -> None:
     command = ("generate", place / "run", "--prompt")
     for arguments, parts in (
         (("Page", "--tokens", "99"), ("error: tokens = 99", "from 1 to 29", "context of 32")),
@@ -283,6 +283,9 @@ def test_generate_refuses_more_than_the_context(place: Path, call: Call) -> None
         (("P" * 67,), ("prompts = 67", "too many for a context of 32")),
         (("P" * 67, "--prompt", "P"), ("prompts = 67", "too many for a context of 32")),
         (("P", "--temperature", "-1"), ("temperature = -1.0",)),
+        (("P", "--seed", "99999999999999999999"), ("seed = 99999999999999999999", "2^63 - 1")),
+        (("P\udcff",), (r"prompt = 'P\udcff'", "must be valid UTF-8 text")),
+        (("P", "--prompt", "\udcff"), (r"prompt = '\udcff'", "must be valid UTF-8 text")),
     ):
         said = call(*command, *arguments)
         refused(said, *parts)

@@ -213,23 +213,22 @@ def train_command(
     go_on: Annotated[bool, typer.Option("--continue", help="If the run is there already, resume it.")] = False,
 ) -> None:
     """Train a model. Any value of the configuration can be given here: --train.steps 100."""
-    from meristem.training.config import check_resumable, load_config
+    from meristem.training.config import load_config
     from meristem.training.loop import resume, train
 
     resolved = load_config(config, context.args)
-    if go_on and (out / "config.toml").is_file():
-        check_resumable(load_config(out / "config.toml"), resolved)
-        _finish(resume(out, context.args))
-    else:
-        _finish(train(resolved, out))
+    exists = go_on and (out / "config.toml").is_file()
+    _finish(resume(out, resolved) if exists else train(resolved, out))
 
 
 @app.command("resume", context_settings=OVERRIDES)
 def resume_command(context: typer.Context, run: Annotated[Path, typer.Argument(help="The folder of a run.")]) -> None:
     """Go on with a run from its newest whole checkpoint."""
+    from meristem.training.config import override
     from meristem.training.loop import resume
+    from meristem.training.run import RunFolder
 
-    _finish(resume(run, context.args))
+    _finish(resume(run, override(RunFolder.open(run).config, context.args)))
 
 
 def _finish(outcome: Any) -> None:
@@ -290,6 +289,9 @@ def generate_command(
     from meristem.training.run import load_run
 
     sampling = Sampling(temperature, top_k, top_p, seed)
+    for text in prompt:
+        if any("\ud800" <= character <= "\udfff" for character in text):  # how Python marks bytes it cannot read
+            raise InputError("prompt", text, "must be valid UTF-8 text")
     loaded = load_run(run, step=step, device=device, report=lambda text: print(text, file=sys.stderr))
     tokenizer = loaded.tokenizer
     ids = [[int(t) for t in tokenizer.encode(text)] or [tokenizer.end_of_text] for text in prompt]

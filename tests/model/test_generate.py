@@ -115,6 +115,10 @@ def test_seeds() -> None:
     assert first != other
 
 
+def test_the_largest_seed_is_taken() -> None:
+    generate(lively(small_plan()), PROMPTS, max_tokens=1, sampling=Sampling(seed=(1 << 63) - 1))
+
+
 def test_generation_leaves_no_gradient_and_does_not_change_the_model() -> None:
     model = lively(small_plan())
     before = {name: value.clone() for name, value in model.state_dict().items()}
@@ -217,6 +221,8 @@ def test_tokens_are_drawn_with_these_probabilities() -> None:
         ({"top_k": 0}, r"top_k = 0: must be at least 1"),
         ({"top_p": 0.0}, r"top_p = 0\.0: must be above 0"),
         ({"top_p": 1.5}, r"top_p = 1\.5: must be above 0 and at most 1"),
+        ({"seed": -1}, r"seed = -1: must be in 0\.\.2\^63 - 1"),
+        ({"seed": 1 << 63}, r"seed = 9223372036854775808: must be in"),
     ],
 )
 def test_bad_sampling(arguments: dict[str, Any], message: str) -> None:

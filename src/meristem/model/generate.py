@@ -29,6 +29,8 @@ class Sampling:
             raise InputError("top_k", self.top_k, "must be at least 1")
         if self.top_p is not None and not 0 < self.top_p <= 1:
             raise InputError("top_p", self.top_p, "must be above 0 and at most 1")
+        if not 0 <= self.seed < 1 << 63:
+            raise InputError("seed", self.seed, "must be in 0..2^63 - 1")
 
 
 def next_probabilities(logits: Tensor, sampling: Sampling) -> Tensor:
