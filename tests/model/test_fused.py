@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, rms_norm, silu
 
+from meristem.errors import InputError
 from meristem.model.fused import add_norm, cross_entropy_, swiglu_backward, swiglu_linear
 from meristem.model.rotary import rotary_table
 
@@ -88,6 +89,16 @@ def test_cross_entropy_leaves_its_gradient(dtype: torch.dtype, limit: float) -> 
     assert not logits[::3].any()
     assert relative_error(losses, expected[0]) <= limit
     assert relative_error(logits, expected[1]) <= limit
+
+
+@pytest.mark.parametrize("target", [-1, -99, -101, 29, 10**12])
+def test_targets_outside_the_vocabulary_are_refused(target: int) -> None:
+    logits, targets, scale = cross_entropy_inputs(torch.float32, 13, 29)
+    targets[4] = target
+    before = logits.clone()
+    with pytest.raises(InputError, match=rf"labels = {target}: must be from 0 to 28, or -100"):
+        cross_entropy_(logits, targets, scale.float())
+    assert torch.equal(logits, before)
 
 
 OPERATORS = ["cross_entropy_", "swiglu_backward", "turn_heads_", "turn_heads_backward", "add_norm", "add_norm_backward"]
@@ -176,6 +187,26 @@ def test_triton_cross_entropy(dtype: torch.dtype, limit: float, rows: int, colum
         device_logits.cpu().double(), expected[1], rtol=1e-2 if limit > 1e-4 else 1e-4, atol=1e-6
     )
     assert not losses.cpu()[targets == -100].any()
+
+
+@needs_gpu
+@pytest.mark.gpu
+@pytest.mark.parametrize(("dtype", "limit"), GPU_DTYPES)
+@pytest.mark.parametrize("target", [-1, -99, -101, 100, 10**12])
+def test_triton_targets_outside_the_vocabulary_are_nan(dtype: torch.dtype, limit: float, target: int) -> None:
+    """Nothing outside the row is read, and the other rows are as ever."""
+    logits, targets, scale = cross_entropy_inputs(dtype, 7, 100)
+    expected = plain_cross_entropy(logits, targets, scale)
+    targets[4] = target
+    device_logits = logits.cuda()
+    losses = cross_entropy_(device_logits, targets.cuda(), scale.float().cuda()).cpu()
+    assert losses.isnan().tolist() == [row == 4 for row in range(7)]
+    assert bool(device_logits[4].isnan().all())
+    others = torch.arange(7) != 4
+    torch.testing.assert_close(losses[others].double(), expected[0][others], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        device_logits.cpu().double()[others], expected[1][others], rtol=1e-2 if limit > 1e-4 else 1e-4, atol=1e-6
+    )
 
 
 @needs_gpu

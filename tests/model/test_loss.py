@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from meristem.errors import InputError
 from meristem.model import linear_cross_entropy
 
 from .helpers import Recorder, needs_gpu, relative_error
@@ -72,6 +73,17 @@ def test_nothing_to_predict(chunk: int | None) -> None:
     assert float(loss.detach()) == 0
     for gradient in torch.autograd.grad(loss, (hidden, weight)):
         assert torch.equal(gradient, torch.zeros_like(gradient))
+
+
+@pytest.mark.parametrize("target", [-1, 20])
+@pytest.mark.parametrize("chunk", [None, 5])
+def test_labels_outside_the_vocabulary_are_refused(target: int, chunk: int | None) -> None:
+    hidden, weight, targets = problem(12, 8, 20, torch.float32)
+    targets[7] = target
+    with pytest.raises(InputError, match=f"labels = {target}"):
+        linear_cross_entropy(hidden, weight, targets, chunk=chunk)
+    with torch.no_grad(), pytest.raises(InputError, match=f"labels = {target}"):
+        linear_cross_entropy(hidden, weight, targets, chunk=chunk)
 
 
 def test_large_logits_do_not_overflow() -> None:

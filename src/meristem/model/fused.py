@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
+from meristem.errors import InputError
+
 IGNORE = -100
 
 
@@ -39,17 +41,24 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
 
 @torch.library.custom_op("meristem::cross_entropy_", mutates_args=("logits",))
 def cross_entropy_(logits: Tensor, targets: Tensor, scale: Tensor) -> Tensor:
-    """Cross entropy of each row, (N,), 0 where the target is -100; logits (N, V) become its gradient times `scale`."""
+    """Cross entropy of each row, (N,), 0 where the target is -100; logits (N, V) become its gradient times `scale`.
+
+    Other targets outside the vocabulary are refused on a CPU. Triton, which cannot stop, gives them a loss and a
+    gradient of NaN, so that the step is not taken.
+    """
     if _use_triton(logits):
         from meristem.model.triton_kernels import cross_entropy_kernel_
 
         return cross_entropy_kernel_(logits, targets, scale)
+    if targets.device.type == "cpu":
+        _check_targets(targets, logits.shape[1])
     wide = _wide(logits.dtype)
     target = targets[:, None]
     valid = target != IGNORE
+    column = target.masked_fill(~valid, 0)
     gradient = torch.log_softmax(logits.to(wide), dim=-1)
-    losses = -gradient.gather(-1, target.clamp(min=0)) * valid
-    gradient.exp_().scatter_add_(-1, target.clamp(min=0), -torch.ones_like(losses))
+    losses = -gradient.gather(-1, column) * valid
+    gradient.exp_().scatter_add_(-1, column, -torch.ones_like(losses))
     logits.copy_(gradient.mul_(valid * scale))
     return losses[:, 0]
 
@@ -57,6 +66,13 @@ def cross_entropy_(logits: Tensor, targets: Tensor, scale: Tensor) -> Tensor:
 @cross_entropy_.register_fake
 def _(logits: Tensor, targets: Tensor, scale: Tensor) -> Tensor:
     return logits.new_empty(logits.shape[0], dtype=_wide(logits.dtype))
+
+
+def _check_targets(targets: Tensor, vocabulary: int) -> None:
+    outside = targets[((targets < 0) | (targets >= vocabulary)) & (targets != IGNORE)]
+    if len(outside):
+        expected = f"must be from 0 to {vocabulary - 1}, or {IGNORE} where nothing is to be predicted"
+        raise InputError("labels", int(outside[0]), expected)
 
 
 # --- heads -------------------------------------------------------------------------------------------------------

@@ -21,8 +21,10 @@ def _cross_entropy(logits, targets, losses, scale, columns, BLOCK: tl.constexpr,
             tl.store(logits + at, tl.zeros((BLOCK,), logits.dtype.element_ty), mask=at < columns)
         tl.store(losses + row, 0.0)
     else:
+        # A target that does not exist makes the loss and the gradient of its row NaN, which the training guard sees.
+        exists = (target >= 0) & (target < columns)
         # Loaded before the first reduction, whose barrier keeps it ahead of the stores below.
-        target_logit = tl.load(logits + target).to(tl.float32)
+        target_logit = tl.load(logits + target, mask=exists, other=float("nan")).to(tl.float32)
         top = -float("inf")
         parts = tl.zeros((BLOCK,), tl.float32)
         for start in range(0, columns, BLOCK):
@@ -35,7 +37,7 @@ def _cross_entropy(logits, targets, losses, scale, columns, BLOCK: tl.constexpr,
             parts = parts * tl.exp(top - new_top) + tl.exp(x - new_top)
             top = new_top
         log_sum = top + tl.log(tl.sum(parts))
-        factor = tl.load(scale)
+        factor = tl.where(exists, tl.load(scale), float("nan"))
         for start in range(0, columns, BLOCK):
             at = start + offsets
             x = tl.load(logits + at, mask=at < columns, other=-float("inf"), eviction_policy="evict_first").to(
