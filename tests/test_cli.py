@@ -251,6 +251,8 @@ def test_eval_measures_and_draws(place: Path, call: Call, tmp_path: Path) -> Non
         assert str(run.path / name) in said.out
     said = call("eval", run.path, "--windows", "6", "--distance-windows", "2", "--device", "cpu", "--json")
     assert json.loads(said.out)["perplexity"] == pytest.approx(math.exp(stored["loss"]))
+    refused(call("eval", run.path, "--distance-windows", "0"), "distance_windows = 0", "at least 1")
+    refused(call("eval", run.path, "--windows", "-1"), "windows = -1", "at least 1")
 
 
 def test_generate_continues_the_prompt(place: Path, call: Call) -> None:

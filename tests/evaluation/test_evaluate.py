@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 import torch
@@ -14,13 +15,14 @@ from torch.nn.functional import cross_entropy
 from data.helpers import small_bpe
 from meristem.data import TokenData, prepare
 from meristem.errors import InputError
-from meristem.evaluation import held_out_loss, held_out_windows
+from meristem.evaluation import evaluate, held_out_loss, held_out_windows
 from meristem.evaluation.evaluate import EVALUATION_FILE, evaluate_run
 from meristem.model import Decoder
 from meristem.plan import Plan
+from meristem.report.run import draw_loss, draw_structure, evaluation_text
 from meristem.training.run import RunFolder, load_run
 from model.helpers import causal_probabilities
-from training.helpers import CPU, prepared, trained, write_texts
+from training.helpers import CPU, copy_run, prepared, trained, write_texts
 
 
 @pytest.fixture(scope="module")
@@ -85,12 +87,49 @@ def test_results_are_stored_with_the_run(run: RunFolder) -> None:
     assert Plan.from_dict(stored["plan"]) == run.plan
 
 
+@pytest.mark.parametrize("setting", ["windows", "distance_windows"])
+@pytest.mark.parametrize("value", [0, -1])
+def test_too_few_windows_are_refused_before_any_work(setting: str, value: int, tmp_path: Path) -> None:
+    counts: dict[str, int] = {setting: value}
+    with pytest.raises(InputError, match=f"^{setting} = {value}: must be at least 1"):
+        evaluate_run(tmp_path / "nowhere", **counts)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("loss", [math.nan, math.inf])
+def test_results_that_are_not_finite_are_stored_as_null(
+    run: RunFolder, tmp_path: Path, loss: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = copy_run(run, tmp_path / "run")
+    monkeypatch.setattr(evaluate, "held_out_loss", lambda *_, **__: loss)
+    monkeypatch.setattr(evaluate, "layer_distances", lambda *_: torch.tensor([math.nan, 3.0]))
+    result = evaluate_run(broken.path, windows=4, device="cpu")
+    stored = json.loads((broken.path / EVALUATION_FILE).read_text(encoding="utf-8"))
+    assert [stored[name] for name in ("loss", "perplexity", "bits_per_byte")] == [None] * 3
+    assert stored["attention_distance"] == [None, 3.0]
+    assert f"held-out loss {loss}" in evaluation_text(result)
+
+
+def test_a_context_of_one_token(tmp_path: Path) -> None:
+    run = trained(prepared(tmp_path), tmp_path / "run", model__context=1, train__steps=2)
+    result = evaluate_run(run.path, windows=4, device="cpu")
+    assert list(result.attention_distance) == [0, 0]
+    assert "even attention: 0.0" in evaluation_text(result)
+    ElementTree.parse(draw_structure(run.path, result.attention_distance))
+
+
 def test_an_earlier_checkpoint_is_evaluated_on_demand(run: RunFolder) -> None:
     earlier = evaluate_run(run.path, step=20, windows=10, device="cpu")
     assert earlier.step == 20
     model = load_run(run.path, step=20, device="cpu").model
     assert earlier.loss == pytest.approx(direct_loss(model, windows_of(run, 10)), rel=1e-5)
     assert earlier.loss != evaluate_run(run.path, windows=10, device="cpu").loss
+
+
+def test_a_held_out_loss_that_is_not_finite_is_a_gap(run: RunFolder, tmp_path: Path) -> None:
+    broken = copy_run(run, tmp_path / "run")
+    with broken.metrics.open("a", encoding="utf-8") as file:
+        file.write('{"step": 41, "loss": null}\n{"step": 41, "held_out_loss": null}\n')
+    ElementTree.parse(draw_loss(broken.path))
 
 
 def test_other_data_of_the_same_tokenizer_are_taken(run: RunFolder, tmp_path: Path) -> None:

@@ -39,7 +39,17 @@ class Evaluation:
     device: str
 
     def to_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "plan": self.plan.to_dict()}
+        """For JSON, which knows no NaN: None where a number is not finite."""
+        facts = {name: _finite(value) for name, value in asdict(self).items()}
+        return {
+            **facts,
+            "attention_distance": [_finite(value) for value in self.attention_distance],
+            "plan": self.plan.to_dict(),
+        }
+
+
+def _finite(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def evaluate_run(
@@ -47,6 +57,9 @@ def evaluate_run(
     data: Path | None = None, device: str = "auto",
 ) -> Evaluation:  # fmt: skip
     """Measure a checkpoint on the held-out windows of its own data, or of other data with the same tokenizer."""
+    for field, value in (("windows", windows), ("distance_windows", distance_windows)):
+        if value < 1:
+            raise InputError(field, value, "must be at least 1")
     loaded = load_run(run, step=step, device=device, report=lambda text: print(text, file=sys.stderr))
     folder = Path(loaded.config.data.path) if data is None else data
     tokens = TokenData.open(folder)
@@ -68,12 +81,12 @@ def evaluate_run(
         windows=len(chosen),
         tokens=len(chosen) * context,
         loss=loss,
-        perplexity=math.exp(min(loss, 700.0)),
+        perplexity=math.inf if loss > 700 else math.exp(loss),
         bits_per_byte=loss / math.log(2) if tokens.index.tokenizer.kind == "bytes" else None,
         attention_distance=tuple((distances / len(probes)).tolist()),
         distance_windows=len(probes),
         plan=loaded.model.plan,
         device=describe_device(loaded.device),
     )
-    write_atomically(Path(run) / EVALUATION_FILE, json.dumps(result.to_dict(), indent=1) + "\n")
+    write_atomically(Path(run) / EVALUATION_FILE, json.dumps(result.to_dict(), indent=1, allow_nan=False) + "\n")
     return result

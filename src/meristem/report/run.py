@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,8 +19,10 @@ def draw_loss(run: str | Path) -> Path:
     """Write `loss.svg` from metrics.jsonl."""
     folder = RunFolder.open(Path(run))
     entries = list(folder.read(folder.metrics))
-    train = [(e["step"], float("nan") if e["loss"] is None else e["loss"]) for e in entries if "loss" in e]
-    held_out = [(e["step"], e["held_out_loss"]) for e in entries if "held_out_loss" in e]
+    train, held_out = (
+        [(e["step"], math.nan if e[name] is None else e[name]) for e in entries if name in e]
+        for name in ("loss", "held_out_loss")
+    )
     tokens = folder.config.train.batch_size * folder.plan.context
     path = folder.path / "loss.svg"
     write_atomically(path, loss_svg(train, held_out, title=folder.path.name, tokens_per_step=tokens))
@@ -45,6 +48,7 @@ def evaluation_text(result: Evaluation) -> str:
         "layer  heads x dim  distance",
     ]
     for index, (layer, distance) in enumerate(zip(result.plan.layers, result.attention_distance, strict=True)):
-        bar = "#" * round(30 * distance / (2 * even))
+        # A context of one token has nowhere to look; a broken model may look nowhere in particular.
+        bar = "#" * round(30 * distance / (2 * even)) if even and math.isfinite(distance) else ""
         lines.append(f"{index:>5}  {f'{layer.heads} x {layer.head_dim}':>11}  {distance:8.1f}  {bar}")
     return "\n".join(lines)
