@@ -34,12 +34,21 @@ class Progress:
 class Recorder:
     """Writes metrics and events. Only the first process does; calls on the others do nothing."""
 
-    def __init__(self, folder: RunFolder, config: Config, plan: Plan, peers: Processes, display: Display) -> None:
+    def __init__(
+        self,
+        folder: RunFolder,
+        config: Config,
+        plan: Plan,
+        peers: Processes,
+        display: Display,
+        first_step: int = 0,
+    ) -> None:
         self.folder, self.config, self.peers, self.display = folder, config, peers, display
         self.tokens_per_step = config.train.batch_size * plan.context
         peak = peak_flops(peers.device)
         self.flops_share = None if peak is None else plan.cost.training.full / (peak * peers.world)
-        self.trackers = make_trackers(config.log.trackers, folder.path, flatten(config)) if peers.first else []
+        names = config.log.trackers if peers.first else ()
+        self.trackers = make_trackers(names, folder.path, flatten(config), first_step)
 
     def __enter__(self) -> Recorder:
         return self
