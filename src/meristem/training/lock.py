@@ -1,0 +1,38 @@
+"""One process at a time works on a run."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from meristem.errors import RunError
+
+
+@contextmanager
+def run_lock(folder: Path) -> Iterator[None]:
+    """Hold the run in `folder`, or say who does. The system lets go of it when the process ends, however it ends.
+
+    The file stays: removing it would let two processes hold two files of the same name. Where files cannot be locked,
+    on Windows and on some network file systems, nothing is held.
+    """
+    if sys.platform == "win32":
+        yield
+        return
+    import fcntl
+
+    with (folder / ".lock").open("a+", encoding="utf-8") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            file.seek(0)
+            holder = file.read().strip() or "unknown"
+            raise RunError(f"{folder}: another process (pid {holder}) is working on this run") from error
+        except OSError:
+            pass
+        file.truncate(0)
+        file.write(f"{os.getpid()}\n")
+        file.flush()
+        yield
