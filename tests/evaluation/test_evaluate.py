@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from data.helpers import small_bpe
-from meristem.data import TokenData, prepare
+from meristem.data import ByteTokenizer, TokenData, prepare
 from meristem.errors import InputError
 from meristem.evaluation import evaluate, held_out_loss, held_out_windows
 from meristem.evaluation.evaluate import EVALUATION_FILE, evaluate_run
@@ -155,5 +155,15 @@ def test_the_loss_does_not_depend_on_the_batch(run: RunFolder) -> None:
 def test_fewer_windows_are_taken_if_there_are_fewer(run: RunFolder) -> None:
     stream = TokenData.open(run.config.data.path).split("held_out")
     assert len(held_out_windows(stream, 32, 10**9)) == (len(stream) - 1) // 32
-    with pytest.raises(InputError, match=str(len(stream))):
-        held_out_windows(stream, len(stream), 1)
+
+
+def test_too_few_held_out_tokens_are_explained(run: RunFolder, tmp_path: Path) -> None:
+    stream = TokenData.open(run.config.data.path).split("held_out")
+    count = len(stream)
+    assert len(held_out_windows(stream, count - 1, 1)) == 1
+    message = f"held-out tokens = {count}: must be at least {count + 1} for a context of {count}; .* --held-out"
+    with pytest.raises(InputError, match=message):
+        held_out_windows(stream, count, 1)
+    prepare([write_texts(tmp_path / "texts", 2)], tmp_path / "data", tokenizer=ByteTokenizer(), held_out=0)
+    with pytest.raises(InputError, match="held-out tokens = 0: must be at least 33 for a context of 32"):
+        evaluate_run(run.path, data=tmp_path / "data", device="cpu")

@@ -41,7 +41,12 @@ class Sampler:
                 raise InputError(field, getattr(self, field), "must be at least 1")
         if not 0 <= self.seed < 1 << 64:
             raise InputError("seed", self.seed, "must be in 0..2^64 - 1")
-        _require_window(self.tokens, self.context)
+        if self.tokens < self.context + 1:
+            raise InputError(
+                "training tokens", self.tokens,
+                f"a context of {self.context} needs at least {self.context + 1} tokens; "
+                "use more data, or a smaller model.context",
+            )  # fmt: skip
 
     @property
     def windows(self) -> int:
@@ -73,11 +78,11 @@ def batch(
 
 
 def evaluation_windows(tokens: int, context: int, limit: int) -> NDArray[np.int64]:
-    """Where the first `limit` windows of a stream start, or all if there are fewer, shape (windows,)."""
-    if limit < 1:
-        raise InputError("limit", limit, "must be at least 1")
-    _require_window(tokens, context)
-    return np.arange(min(limit, (tokens - 1) // context), dtype=np.int64) * context
+    """Where the first `limit` windows of a stream start, or all if there are fewer or none, shape (windows,)."""
+    for field, value in (("context", context), ("limit", limit)):
+        if value < 1:
+            raise InputError(field, value, "must be at least 1")
+    return np.arange(min(limit, max(0, tokens - 1) // context), dtype=np.int64) * context
 
 
 def permuted(positions: Words, size: int, seed: int, epochs: Words) -> Words:
@@ -109,10 +114,3 @@ def _mixed(words: Words) -> Words:
     words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return words ^ (words >> np.uint64(31))
-
-
-def _require_window(tokens: int, context: int) -> None:
-    if context < 1:
-        raise InputError("context", context, "must be at least 1")
-    if tokens < context + 1:
-        raise InputError("tokens", tokens, f"a context of {context} needs a stream of at least {context + 1} tokens")

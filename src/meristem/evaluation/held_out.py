@@ -14,7 +14,11 @@ def held_out_windows(stream: TokenStream, context: int, windows: int) -> torch.T
     """The first non-overlapping windows of a stream, (at most `windows`, context + 1) tokens."""
     starts = evaluation_windows(len(stream), context, windows)
     if not len(starts):
-        raise InputError("held-out tokens", len(stream), f"must be at least context + 1 = {context + 1} to evaluate")
+        raise InputError(
+            "held-out tokens", len(stream),
+            f"must be at least {context + 1} for a context of {context}; "
+            "prepare the data with a larger --held-out, or use a smaller model.context",
+        )  # fmt: skip
     return torch.from_numpy(stream.windows(starts, context + 1))
 
 
