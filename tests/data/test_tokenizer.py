@@ -97,7 +97,9 @@ def test_end_of_text_can_be_named_and_is_kept(tmp_path: Path) -> None:
 
 
 def test_no_end_of_text_lists_candidates() -> None:
-    with pytest.raises(InputError, match=r"<\|endoftext\|> or </s>.*eot_token.*\['<stop>'\]"):
+    with pytest.raises(
+        InputError, match=r"eot_token \(--end-of-text\) = .*<\|endoftext\|> or </s>.*with --end-of-text.*\['<stop>'\]"
+    ):
         small_bpe("<stop>")
     with pytest.raises(InputError, match=r"'<nope>'.*'</s>'"):
         HfTokenizer(small_bpe("</s>")._definition, eot_token="<nope>")

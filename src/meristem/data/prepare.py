@@ -129,7 +129,7 @@ class _Reader:
 
     def _note(self, place: BadPlace) -> None:
         if self._on_error == "refuse":
-            raise RunError(f'{place}; mend it, or pass over such places with on_error "skip"')
+            raise RunError(f'{place}; mend it, or pass over such places with on_error="skip" (--on-error skip)')
         self.skipped += 1
         self._bad.append(place)
 
@@ -187,7 +187,7 @@ def _check_settings(held_out: float, on_error: str, shard_tokens: int, workers: 
     if not 0 <= held_out < 1:
         raise InputError("held_out", held_out, "must be a fraction, at least 0 and below 1")
     if on_error not in get_args(OnError):
-        raise InputError("on_error", on_error, f"must be one of {list(get_args(OnError))}")
+        raise InputError("on_error (--on-error)", on_error, f"must be one of {list(get_args(OnError))}")
     if shard_tokens < 1:
         raise InputError("shard_tokens", shard_tokens, "must be at least 1")
     if workers is not None and workers < 1:
@@ -223,7 +223,9 @@ def _already_made(out: Path, fingerprint: str, overwrite: bool) -> Index | None:
     index = TokenData.open(out).index
     if index.fingerprint != fingerprint:
         raise InputError(
-            "out", str(out), "holds data from other files or settings; overwrite it, or choose another folder"
+            "out",
+            str(out),
+            "holds data from other files or settings; use overwrite (--overwrite), or choose another folder",
         )
     return index
 
