@@ -65,6 +65,8 @@ def test_configurations_are_frozen() -> None:
         ("[train]\nsteps = 0", r"train\.steps = 0: must be at least 1"),
         ("[train]\nstep = 3", r"train\.step = 3: unknown key; did you mean train\.steps\?"),
         ("[trian]\nbatch_size = 3", r"trian\.batch_size = 3: unknown key; did you mean train\.batch_size\?"),
+        ("[optimiser]\n", r"\[optimiser\] = \{\}: unknown section; did you mean \[optimizer\]\?"),
+        ("[train]\nseed = -1", r"train\.seed = -1: must be from 0"),
         ("[optimiser]\nlr = 1.0", r"optimiser\.lr = 1\.0: unknown key; did you mean optimizer\.lr\?"),
         ("steps = 3", r"steps = 3: must stand in one of the sections \['model'"),
         ("[model]\ndims = 3", r"model\.dims = 3: must be a list of int"),
@@ -134,3 +136,16 @@ def test_the_model_section_builds_the_plan(tmp_path: Path) -> None:
     assert from_file.model.build(320) == listed
     with pytest.raises(InputError, match=r"model\.plan = 320: vocabulary is smaller than the data's 384"):
         from_file.model.build(384)
+
+
+def test_text_on_the_command_line_stays_text() -> None:
+    """A folder may be called 2024, or true."""
+    assert parse_overrides(["--data.path", "2024", "--model.plan=true"]) == {"data.path": "2024", "model.plan": "true"}
+    assert parse_overrides(["--train.steps", "2024"]) == {"train.steps": 2024}
+
+
+def test_a_file_that_is_no_text_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "config.toml"
+    path.write_bytes(b"\xff\xfe[train]")
+    with pytest.raises(RunError, match=r"config\.toml: not a text file"):
+        load_config(path)

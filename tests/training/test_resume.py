@@ -14,6 +14,7 @@ import pytest
 from meristem.errors import InputError, RunError
 from meristem.training import loop
 from meristem.training.checkpoint import list_checkpoints
+from meristem.training.config import override
 from meristem.training.loop import resume, train
 from meristem.training.optimizer import guarded_update
 from meristem.training.run import RunFolder
@@ -95,7 +96,9 @@ def test_what_does_not_change_the_result_may_change_on_resume(data: Path, whole:
     run = copy_run(whole, tmp_path / "run", last=4)
     moved = tmp_path / "moved"
     shutil.copytree(data, moved)
-    resume(run.path, ["--data.path", str(moved), "--checkpoint.every=0", "--eval.batch=4", "--train.steps=12"])
+    changes = ["--data.path", str(moved), "--checkpoint.every=0", "--eval.batch=4", "--train.steps=12"]
+    resume(run.path, override(run.config, changes))
+    assert run.config.data.path == str(moved)
     assert_equal_runs(run, whole)
     assert [p.name for p in list_checkpoints(run.checkpoints)] == ["step-00000004", "step-00000012"]
 
@@ -113,13 +116,13 @@ def test_what_does_not_change_the_result_may_change_on_resume(data: Path, whole:
 )
 def test_what_changes_the_result_may_not_change_on_resume(change: str, field: str, whole: RunFolder) -> None:
     with pytest.raises(InputError, match=field):
-        resume(whole.path, [change])
+        resume(whole.path, override(whole.config, [change]))
 
 
 def test_other_data_is_refused_on_resume(whole: RunFolder, tmp_path: Path) -> None:
     other = prepared(tmp_path / "other", count=81)
     with pytest.raises(InputError, match=r"data\.path = .*other.*not the data this run began with"):
-        resume(whole.path, ["--data.path", str(other)])
+        resume(whole.path, override(whole.config, ["--data.path", str(other)]))
 
 
 def test_a_finished_run_stays_as_it_is(whole: RunFolder, tmp_path: Path) -> None:

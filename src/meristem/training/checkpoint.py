@@ -53,7 +53,7 @@ def save_checkpoint(
     folder.mkdir(parents=True, exist_ok=True)
     for stale in folder.glob(".partial-*"):
         shutil.rmtree(stale)
-    final = folder / f"step-{step:08d}"
+    final = folder / checkpoint_name(step)
     aside = folder / f".partial-{final.name}"
     aside.mkdir()
     save_file(_on_cpu(model.state_dict()), aside / "model.safetensors")
@@ -74,6 +74,11 @@ def save_checkpoint(
     return final
 
 
+def checkpoint_name(step: int) -> str:
+    """The folder name of a step's checkpoint."""
+    return f"step-{step:08d}"
+
+
 def list_checkpoints(folder: Path) -> list[Path]:
     """Complete checkpoints, oldest first."""
     found = [path for path in folder.glob("step-*") if _NAME.fullmatch(path.name) and (path / MANIFEST).is_file()]
@@ -82,7 +87,7 @@ def list_checkpoints(folder: Path) -> list[Path]:
 
 def load_checkpoint(path: Path) -> Checkpoint:
     """Read one checkpoint; a missing, truncated or altered file is an error that names it."""
-    manifest = _read_json(path / MANIFEST)
+    manifest = read_json(path / MANIFEST)
     if manifest.get("format") != FORMAT:
         raise RunError(f"{path / MANIFEST}: format is {manifest.get('format')!r}, expected {FORMAT!r}")
     try:
@@ -104,7 +109,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
         model=load_file(path / "model.safetensors"),
         optimizer=load_file(path / "optimizer.safetensors"),
         rng=load_file(path / "rng.safetensors"),
-        state=_read_json(path / "state.json"),
+        state=read_json(path / "state.json"),
     )
 
 
@@ -200,7 +205,8 @@ def _flush(path: Path) -> None:
         os.close(descriptor)
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file, or an error that names the file."""
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

@@ -17,7 +17,8 @@ from meristem.schedules import PREFERRED_DIMS
 from meristem.training.optimizer import OptimizerConfig
 from meristem.training.trackers import TRACKERS
 
-# What may change when a run is resumed, because the result does not depend on it.
+# What may change when a run is resumed: the result does not depend on it, or (device, compile, micro_batch) only in the
+# rounding of sums.
 RESUMABLE = (
     "data.path", "train.device", "train.compile", "train.micro_batch", "train.max_skipped", "eval.batch",
     "checkpoint.every", "checkpoint.keep", "log.every", "log.trackers",
@@ -123,6 +124,9 @@ class Config:
             "train.steps": 1, "train.batch_size": 1, "train.max_skipped": 1, "eval.every": 0, "eval.windows": 1,
             "eval.batch": 1, "checkpoint.every": 0, "checkpoint.keep": 1, "log.every": 1,
         }  # fmt: skip
+        for name in ("model.shuffle_seed", "data.seed", "train.seed"):
+            if not 0 <= self[name] < 2**63:
+                raise InputError(name, self[name], "must be from 0 to 2^63 - 1")
         for name, minimum in minimums.items():
             value = self[name]
             if value < minimum:
@@ -158,14 +162,20 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
         text = Path(path).read_text(encoding="utf-8")
     except OSError as error:
         raise RunError(f"{path}: cannot be read ({error.strerror})") from error
+    except UnicodeDecodeError as error:
+        raise RunError(f"{path}: not a text file ({error})") from error
     try:
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise RunError(f"{path}: not a TOML file ({error})") from error
     values: dict[str, Any] = {}
+    sections = [entry.name for entry in fields(Config)]
     for section, entries in data.items():
         if not isinstance(entries, dict):
-            raise InputError(section, entries, f"must stand in one of the sections {[f.name for f in fields(Config)]}")
+            raise InputError(section, entries, f"must stand in one of the sections {sections}")
+        if section not in sections and not entries:  # one with keys is answered with the nearest key
+            nearest = difflib.get_close_matches(section, sections, n=1, cutoff=0.0)[0]
+            raise InputError(f"[{section}]", entries, f"unknown section; did you mean [{nearest}]?")
         values.update({f"{section}.{key}": value for key, value in entries.items()})
     return build_config({**values, **parse_overrides(overrides)})
 
@@ -189,9 +199,10 @@ def parse_overrides(arguments: Sequence[str]) -> dict[str, Any]:
     rest = list(arguments)
     while rest:
         argument = rest.pop(0)
-        if not argument.startswith("--") or "." not in argument.split("=")[0]:
-            raise InputError("argument", argument, "expected --section.key value, such as --train.steps 100")
         key, equals, text = argument[2:].partition("=")
+        if not argument.startswith("--") or "." not in key:
+            named = _nearest(key) if argument.startswith("--") else "train.steps"
+            raise InputError("argument", argument, f"expected --section.key value; did you mean --{named}?")
         if not equals:
             if not rest:
                 raise InputError(key, None, "needs a value")
@@ -201,10 +212,8 @@ def parse_overrides(arguments: Sequence[str]) -> dict[str, Any]:
 
 
 def override(config: Config, arguments: Sequence[str]) -> Config:
-    """The configuration of a resumed run: only what cannot change its result may differ."""
-    changed = build_config({**flatten(config), **parse_overrides(arguments)})
-    check_resumable(config, changed)
-    return changed
+    """The configuration with `--section.key value` overrides applied."""
+    return build_config({**flatten(config), **parse_overrides(arguments)})
 
 
 def check_resumable(config: Config, changed: Config) -> None:
@@ -241,6 +250,8 @@ def _nearest(key: str) -> str:
 
 def _parse_text(key: str, text: str) -> Any:
     kind = _known_keys().get(key)
+    if kind in (str, str | None):
+        return text
     if get_origin(kind) is tuple and not text.startswith("["):
         text = f"[{text}]" if text else "[]"
         if get_args(kind)[0] is str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -19,13 +18,14 @@ from meristem.model.backends import choose_backends
 from meristem.plan import Plan
 from meristem.training.checkpoint import (
     Checkpoint,
-    list_checkpoints,
+    checkpoint_name,
     load_newest,
     restore_optimizer,
     restore_rng,
     save_checkpoint,
+    write_atomically,
 )
-from meristem.training.config import Config, override
+from meristem.training.config import Config, check_resumable
 from meristem.training.devices import compute_dtype, describe_device
 from meristem.training.display import make_display
 from meristem.training.distributed import Processes, processes
@@ -50,7 +50,7 @@ class Outcome:
 def train(config: Config, out: str | Path) -> Outcome:
     """Train a new model in the folder `out`."""
     with processes(config.train.device) as peers:
-        config = replace(config, data=replace(config.data, path=str(Path(config.data.path).resolve())))
+        config = _at_home(config)
         data = TokenData.open(config.data.path)
         plan = config.model.build(padded_vocabulary(data.index.tokenizer.vocabulary))
         _check(config, plan, data, peers)
@@ -60,10 +60,14 @@ def train(config: Config, out: str | Path) -> Outcome:
         return Trainer(RunFolder.open(Path(out)), config, plan, data, None, peers).run()
 
 
-def resume(out: str | Path, changes: Sequence[str] = ()) -> Outcome:
-    """Go on with the run in `out` from its newest whole checkpoint, or from the start if it has none yet."""
+def resume(out: str | Path, config: Config | None = None) -> Outcome:
+    """Go on with the run in `out` from its newest whole checkpoint, or from the start if it has none yet.
+
+    `config` may differ from the run's own in what its result does not depend on; it is then stored in its place.
+    """
     folder = RunFolder.open(Path(out))
-    config = override(folder.config, changes)
+    config = folder.config if config is None else _at_home(config)
+    check_resumable(folder.config, config)
     with processes(config.train.device) as peers:
         data = TokenData.open(config.data.path)
         folder.check_data(data)
@@ -71,6 +75,7 @@ def resume(out: str | Path, changes: Sequence[str] = ()) -> Outcome:
         checkpoint = load_newest(folder.checkpoints, print if peers.first else lambda text: None)
         if peers.first:
             folder.rewind(0 if checkpoint is None else checkpoint.step)
+            write_atomically(folder.path / "config.toml", config.to_toml())
         peers.wait()
         if checkpoint is not None and checkpoint.step >= config.train.steps:
             return Outcome(folder.path, checkpoint.step, _last_held_out(folder), None)
@@ -125,6 +130,8 @@ class Trainer:
             kinds = " and ".join(dict.fromkeys(self.kernels))
             compiled = ", compiled" if self.compiled else ""
             display.note(f"{describe_device(self.peers.device)}; {kinds} attention{compiled}")
+            if self.windows is None:
+                display.note(f"no held-out loss: fewer than context + 1 = {self.plan.context + 1} tokens are held out")
             stopping = False
             while progress.step < steps and not stopping:
                 reading = self.update(stop.asked)
@@ -201,7 +208,8 @@ def _inputs(config: Config, plan: Plan, data: TokenData) -> tuple[TokenStream, S
     """What the run reads: the training stream, the order of its windows, and the held-out windows if there are any."""
     stream, held_out = data.split("train"), data.split("held_out")
     sampler = Sampler(len(stream), plan.context, config.train.batch_size, config.data.seed)
-    windows = held_out_windows(held_out, plan.context, config.eval.windows) if len(held_out) else None
+    enough = len(held_out) > plan.context
+    windows = held_out_windows(held_out, plan.context, config.eval.windows) if enough else None
     return stream, sampler, windows
 
 
@@ -213,6 +221,11 @@ def _batch(stream: TokenStream, sampler: Sampler, step: int, config: Config, pee
     if peers.device.type == "cuda":
         tokens, labels = tokens.pin_memory(), labels.pin_memory()
     return tokens.to(peers.device, non_blocking=True), labels.to(peers.device, non_blocking=True)
+
+
+def _at_home(config: Config) -> Config:
+    """The configuration with a data path that holds from any folder."""
+    return replace(config, data=replace(config.data, path=str(Path(config.data.path).resolve())))
 
 
 def _micro_batch(config: Config, peers: Processes) -> int:
@@ -243,8 +256,10 @@ def _last_held_out(folder: RunFolder) -> float | None:
 
 
 def _too_many_skipped(progress: Progress, folder: RunFolder) -> str:
-    whole = list_checkpoints(folder.checkpoints)
-    last = f"the last good checkpoint is {whole[-1]}" if whole else "no checkpoint had been written yet"
+    newest = load_newest(folder.checkpoints, lambda text: None)
+    last = "no checkpoint had been written yet"
+    if newest is not None:
+        last = f"the last good checkpoint is {folder.checkpoints / checkpoint_name(newest.step)}"
     return (
         f"stopped at step {progress.step}: loss or gradient were not finite in {progress.skipped_in_a_row} updates "
         f"in a row (all skipped, weights unchanged); {last}"

@@ -21,6 +21,7 @@ from meristem.training.checkpoint import (
     list_checkpoints,
     load_checkpoint,
     load_newest,
+    read_json,
     write_atomically,
 )
 from meristem.training.config import Config, load_config
@@ -54,6 +55,7 @@ class RunFolder:
                 str(path),
                 "already holds something; take another folder, or: meristem resume " + str(path),
             )
+        path = path.resolve()  # through a link to an empty folder, which could not be renamed over
         aside = path.with_name(f".{path.name}.partial")  # renamed when it is whole: there are no half-begun runs
         shutil.rmtree(aside, ignore_errors=True)
         aside.mkdir(parents=True)
@@ -81,8 +83,7 @@ class RunFolder:
 
     def check_data(self, data: TokenData) -> None:
         """Refuse to go on with other data than the run began with."""
-        known = json.loads((self.path / "data.json").read_text(encoding="utf-8"))["digest"]
-        if data.index.digest != known:
+        if data.index.digest != read_json(self.path / "data.json").get("digest"):
             raise InputError("data.path", str(data.folder), "is not the data this run began with (its tokens differ)")
 
     def append(self, log: Path, entry: dict[str, Any]) -> None:
@@ -91,11 +92,13 @@ class RunFolder:
             file.write(json.dumps(entry) + "\n")
 
     def read(self, log: Path) -> Iterator[dict[str, Any]]:
-        """The entries of a log; a last line that was cut off while it was written is passed over."""
+        """The entries of a log; what is no entry, such as a line that was cut off, is passed over."""
         if log.is_file():
-            for line in log.read_text(encoding="utf-8").splitlines():
+            for line in log.read_text(encoding="utf-8", errors="replace").splitlines():
                 with suppress(json.JSONDecodeError):
-                    yield json.loads(line)
+                    entry = json.loads(line)
+                    if isinstance(entry, dict) and isinstance(entry.get("step"), int):
+                        yield entry
 
     def rewind(self, step: int) -> None:
         """Forget metrics and events recorded after the checkpoint that the run goes on from."""
