@@ -6,11 +6,13 @@ DEMO := runs/demo
 
 .PHONY: demo test test-slow format clean
 
-$(VENV)/bin/python:
-	$(PYTHON) -m venv $(VENV)
+# Each step leaves its mark when it has ended well, so that an interrupted one is done again.
+$(VENV)/.made:
+	$(PYTHON) -m venv --clear $(VENV)
+	@touch $@
 
 # Installed once, and again only when the requirements change; an editable install follows the sources.
-$(VENV)/.core: $(VENV)/bin/python pyproject.toml constraints.txt
+$(VENV)/.core: $(VENV)/.made pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
 	@touch $@
 
@@ -18,6 +20,8 @@ $(VENV)/.dev: $(VENV)/.core
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
 
+# Threads that wait without spinning: on a busy machine the default is ten times slower.
+demo: export OMP_WAIT_POLICY = PASSIVE
 demo: $(VENV)/.core
 	$(BIN)/meristem data prepare --builtin --out $(DEMO)-data
 	$(BIN)/meristem plan --layers 6 --width 128 --heads 4 --dims 128,64,32 --vocabulary 320 --context 256 --against uniform

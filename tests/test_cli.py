@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import subprocess
 import sys
 import time
@@ -20,6 +21,7 @@ from meristem.cli import main
 from meristem.plan import Plan
 from meristem.training.checkpoint import list_checkpoints
 from meristem.training.config import build_config, load_config
+from meristem.training.lock import run_lock
 from meristem.training.run import RunFolder
 from training.helpers import TINY, assert_equal_runs, copy_run, write_texts
 
@@ -372,3 +374,22 @@ def test_bench_step_writes_its_results(call: Call, tmp_path: Path) -> None:
     assert [result["name"] for result in report["results"]] == ["uniform", "prism"]
     assert all(result["tokens_per_second"] > 0 for result in report["results"])
     assert "uniform" in said.out
+
+
+def test_a_benchmark_needs_two_steps(call: Call) -> None:
+    refused(call("bench", "step", "--steps", "1"), "steps = 1", "at least 2")
+
+
+# --- one run, one command --------------------------------------------------------------------------------------------
+
+
+def test_two_commands_cannot_work_on_one_run(call: Call, place: Path) -> None:
+    with run_lock(place / "run"):
+        refused(call("resume", place / "run"), "another process", f"pid {os.getpid()}")
+    assert call("resume", place / "run").code == 0
+
+
+def test_an_unknown_tracker_leaves_no_folder(call: Call, place: Path, tmp_path: Path) -> None:
+    said = call("train", place / "tiny.toml", "--out", tmp_path / "run", "--log.trackers", "nonsense")
+    refused(said, "log.trackers", "nonsense")
+    assert not (tmp_path / "run").exists()

@@ -168,6 +168,14 @@ def compare_steps(
 
     Arms are measured in turn, `rounds` times over, so that a slow drift of the machine falls on all of them.
     """
+    for field, value, minimum in (
+        ("batch", batch, 1),
+        ("steps", steps, 2),
+        ("warmup", warmup, 0),
+        ("rounds", rounds, 1),
+    ):
+        if value < minimum:
+            raise InputError(field, value, f"must be at least {minimum}")
     arms: list[tuple[str, Plan, Callable[[], tuple[Step, list[str] | None]]]] = []
     first = next(iter(plans.values()))
     if nanogpt is not None:

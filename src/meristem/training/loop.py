@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -30,11 +31,13 @@ from meristem.training.devices import compute_dtype, describe_device
 from meristem.training.display import make_display
 from meristem.training.distributed import Processes, processes
 from meristem.training.gradients import Gradients
+from meristem.training.lock import run_lock
 from meristem.training.meter import Clock, Reading, Readings
 from meristem.training.optimizer import guarded_update, learning_rate, make_optimizer
 from meristem.training.recorder import Progress, Recorder, due
 from meristem.training.run import RunFolder
 from meristem.training.signals import StopSignals
+from meristem.training.trackers import check_trackers
 
 
 @dataclass(frozen=True)
@@ -57,7 +60,9 @@ def train(config: Config, out: str | Path) -> Outcome:
         if peers.first:
             RunFolder.create(Path(out), config, plan, data)
         peers.wait()
-        return Trainer(RunFolder.open(Path(out)), config, plan, data, None, peers).run()
+        folder = RunFolder.open(Path(out))
+        with _held(folder, peers):
+            return Trainer(folder, config, plan, data, None, peers).run()
 
 
 def resume(out: str | Path, config: Config | None = None) -> Outcome:
@@ -68,10 +73,11 @@ def resume(out: str | Path, config: Config | None = None) -> Outcome:
     folder = RunFolder.open(Path(out))
     config = folder.config if config is None else _at_home(config)
     check_resumable(folder.config, config)
-    with processes(config.train.device) as peers:
+    with processes(config.train.device) as peers, _held(folder, peers):
         data = TokenData.open(config.data.path)
         folder.check_data(data)
         _check_batch(config, peers)
+        check_trackers(config.log.trackers)
         checkpoint = load_newest(folder.checkpoints, print if peers.first else lambda text: None)
         if peers.first:
             folder.rewind(0 if checkpoint is None else checkpoint.step)
@@ -120,7 +126,7 @@ class Trainer:
         with (
             make_display(self.plan, steps, speaks=self.peers.first) as display,
             StopSignals() as stop,
-            Recorder(self.folder, self.config, self.plan, self.peers, display) as record,
+            Recorder(self.folder, self.config, self.plan, self.peers, display, progress.step) as record,
         ):
             record.event(
                 "start" if self.begins else "resume", progress.step,
@@ -223,6 +229,11 @@ def _batch(stream: TokenStream, sampler: Sampler, step: int, config: Config, pee
     return tokens.to(peers.device, non_blocking=True), labels.to(peers.device, non_blocking=True)
 
 
+def _held(folder: RunFolder, peers: Processes) -> AbstractContextManager[None]:
+    """The run locked against other commands, by the process that writes."""
+    return run_lock(folder.path) if peers.first else nullcontext()
+
+
 def _at_home(config: Config) -> Config:
     """The configuration with a data path that holds from any folder."""
     return replace(config, data=replace(config.data, path=str(Path(config.data.path).resolve())))
@@ -236,6 +247,7 @@ def _micro_batch(config: Config, peers: Processes) -> int:
 def _check(config: Config, plan: Plan, data: TokenData, peers: Processes) -> None:
     """Refuse what cannot be trained before anything is written."""
     _check_batch(config, peers)
+    check_trackers(config.log.trackers)
     _inputs(config, plan, data)
     choose_backends(plan.layers, peers.device, compute_dtype(peers.device), config.train.attention)
 

@@ -82,7 +82,8 @@ class Recorder:
         self.display.update({**entry, "held_out": state.held_out, "left": left})
 
     def held_out(self, step: int, loss: float) -> None:
-        self._write({"step": step, "held_out_loss": loss, "perplexity": math.exp(min(loss, 700.0))})
+        perplexity = math.exp(min(loss, 700.0)) if math.isfinite(loss) else None
+        self._write({"step": step, "held_out_loss": _finite(loss), "perplexity": perplexity})
         self.display.note(f"step {step}: held-out loss {loss:.4f}")
 
     def event(self, kind: str, step: int, **facts: Any) -> None:
