@@ -44,10 +44,10 @@ def layer_distances(model: Decoder, tokens: Tensor) -> Tensor:
     x = model.embedding(tokens)
     branch = torch.zeros_like(x)
     distances: list[Tensor] = []
-    for block in model.blocks:
-        rotary = model.rotary.pair(block.attention.layer.head_dim, slice(0, length))  # type: ignore[union-attr,arg-type]
-        normed = block.attention_norm(x, branch)[1]  # type: ignore[operator]
-        queries, keys, _ = block.attention.project(normed, rotary)  # type: ignore[union-attr,operator]
+    for block in model.stack:
+        rotary = model.rotary.pair(block.attention.layer.head_dim, slice(0, length))
+        normed = block.attention_norm(x, branch)[1]
+        queries, keys, _ = block.attention.project(normed, rotary)
         distances.append(attention_distance(queries, keys))
         x, branch = block(x, branch, rotary)
     return torch.stack(distances)

@@ -5,7 +5,7 @@ Pre-norm RMSNorm, rotary positions over each layer's own head dim, SwiGLU, tied 
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -45,19 +45,24 @@ class Decoder(nn.Module):
         self.rotary = RotaryTables(plan.head_dims, plan.context)
         self.initialise(seed)
 
+    @property
+    def stack(self) -> list[Block]:
+        """The blocks in order."""
+        return cast("list[Block]", list(self.blocks))
+
     def initialise(self, seed: int) -> None:
         """Draw all weights anew."""
         generator = torch.Generator().manual_seed(seed)
         draw_normal(self.embedding.weight, INIT_STD, generator)
-        for block in self.blocks:
-            block.initialise(len(self.blocks), generator)  # type: ignore[operator]
+        for block in self.stack:
+            block.initialise(len(self.stack), generator)
         self.norm.reset_parameters()
 
     def use_attention(self, device: torch.device, dtype: torch.dtype, wanted: str = "auto") -> list[str]:
         """Fix the attention kernel of every layer for training in `dtype`, and return their names."""
         names = choose_backends(self.plan.layers, device, dtype, wanted)
-        for block, name in zip(self.blocks, names, strict=True):
-            block.attention.backend = name  # type: ignore[union-attr]
+        for block, name in zip(self.stack, names, strict=True):
+            block.attention.backend = name
         return names
 
     def forward(self, tokens: Tensor, labels: Tensor | None = None) -> DecoderOutput:
@@ -76,28 +81,22 @@ class Decoder(nn.Module):
         start = 0 if cache is None else cache.length
         length = tokens.shape[1]
         stop = start + length
-        if stop > (self.plan.context if cache is None else cache.capacity):
-            limit = self.plan.context if cache is None else cache.capacity
+        limit = self.plan.context if cache is None else cache.capacity
+        if stop > limit:
             raise InputError("tokens", stop, f"positions are more than the {limit} there are")
         positions: slice | Tensor = slice(start, stop)
-        mask = None
         if padding is not None:
-            columns = torch.arange(stop, device=tokens.device)
-            positions = (columns[start:] - padding[:, None]).clamp(min=0)
-            visible = columns >= padding[:, None, None]  # (B, 1, S)
-            rows = columns[start:, None]
-            mask = (((columns <= rows) & visible) | (columns == rows))[:, None]  # padding sees itself: no empty row
-        elif start and length > 1:
-            mask = (
-                torch.arange(stop, device=tokens.device) <= torch.arange(start, stop, device=tokens.device)[:, None]
-            )[None, None]
+            positions = (torch.arange(start, stop, device=tokens.device) - padding[:, None]).clamp(min=0)
+        # A single new token sees all that came before, and a first pass is plainly causal: neither needs a mask.
+        masked = padding is not None or (start > 0 and length > 1)
+        mask = visibility(start, stop, padding, tokens.device) if masked else None
         x = self.embedding(tokens)
         branch = torch.zeros_like(x)  # nothing has been computed yet
-        for index, block in enumerate(self.blocks):
+        for index, block in enumerate(self.stack):
             x, branch = block(
                 x,
                 branch,
-                self.rotary.pair(block.attention.layer.head_dim, positions),  # type: ignore[union-attr,arg-type]
+                self.rotary.pair(block.attention.layer.head_dim, positions),
                 causal=length > 1,
                 mask=mask,
                 cache=None if cache is None else cache.layers[index],
@@ -110,3 +109,16 @@ class Decoder(nn.Module):
     def logits(self, hidden: Tensor) -> Tensor:
         """Scores over the vocabulary, (..., V)."""
         return linear(hidden, self.embedding.weight)
+
+
+def visibility(start: int, stop: int, padding: Tensor | None, device: torch.device) -> Tensor:
+    """Which positions before `stop` each of those from `start` may see: (B or 1, 1, stop - start, stop), boolean.
+
+    `padding` (B,) positions on the left of a row are seen by nobody but themselves, so that no row is empty.
+    """
+    columns = torch.arange(stop, device=device)
+    rows = columns[start:, None]
+    seen = columns <= rows
+    if padding is None:
+        return seen[None, None]
+    return ((seen & (columns >= padding[:, None, None])) | (columns == rows))[:, None]

@@ -31,6 +31,12 @@ def _use_triton(x: Tensor) -> bool:
     return x.is_cuda and x.dtype != torch.float64 and _has_triton()
 
 
+def product_dtype(x: Tensor) -> torch.dtype:
+    """The dtype that products of x run in: autocast's if it is on, else its own."""
+    device = x.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
+
+
 def _wide(dtype: torch.dtype) -> torch.dtype:
     """The precision of sums: float32, or float64 for float64."""
     return torch.float64 if dtype == torch.float64 else torch.float32
@@ -228,9 +234,7 @@ def add_norm(x: Tensor, branch: Tensor, weight: Tensor, eps: float) -> tuple[Ten
     The sum keeps the dtype of x, so that a float32 stream is not rounded; the norm has the autocast dtype if autocast
     is on, else that of x.
     """
-    device = x.device.type
-    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
-    total, normed = _AddNorm.apply(x.flatten(0, -2), branch.flatten(0, -2), weight, eps, dtype)
+    total, normed = _AddNorm.apply(x.flatten(0, -2), branch.flatten(0, -2), weight, eps, product_dtype(x))
     return total.view(x.shape), normed.view(x.shape)
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from meristem.errors import InputError
 from meristem.model.cache import KVCache
 from meristem.model.decoder import Decoder
+from meristem.model.fused import product_dtype
 
 
 @dataclass(frozen=True)
@@ -95,11 +96,7 @@ def _steps(
     rows = [[0] * (longest - len(p)) + list(p) for p in prompts]
     tokens = torch.tensor(rows, device=device)
     ragged = padding if bool(padding.any()) else None
-    dtype = (
-        torch.get_autocast_dtype(device.type)
-        if torch.is_autocast_enabled(device.type)
-        else model.embedding.weight.dtype
-    )
+    dtype = product_dtype(model.embedding.weight)
     cache = KVCache(model.plan, len(prompts), capacity, device, dtype)
     generator = torch.Generator(device).manual_seed(sampling.seed)
     ended = [False] * len(prompts)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from meristem.model.fused import IGNORE, cross_entropy_
+from meristem.model.fused import IGNORE, cross_entropy_, product_dtype
 from meristem.plan import LOSS_CHUNK
 
 
@@ -22,8 +22,7 @@ def linear_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor, *, chu
     autocast dtype if autocast is on; sums and the softmax run in float32 (float64 for float64 input).
     """
     rows = chunk or max(1, LOSS_CHUNK // weight.shape[0])
-    device = hidden.device.type
-    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
+    dtype = product_dtype(hidden)
     if torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad):
         loss: Tensor = _LinearCrossEntropy.apply(hidden, weight, targets, rows, dtype)
         return loss
