@@ -24,7 +24,7 @@ import torch._dynamo
 from meristem.comparison import paired_difference
 from meristem.data import TokenData
 from meristem.evaluation import held_out_loss, held_out_windows
-from meristem.gauges import layer_distances
+from meristem.gauges import mean_distances
 from meristem.training.config import build_config
 from meristem.training.loop import train
 from meristem.training.run import load_run
@@ -62,8 +62,7 @@ def run_one(arm: str, seed: int, options: argparse.Namespace) -> dict[str, Any]:
         TokenData.open(options.validation).split("train"), loaded.model.plan.context, options.windows
     )
     loss = held_out_loss(loaded.model, windows, batch=16, device=loaded.device)
-    probes = [part.to(loaded.device) for part in windows[:64, :-1].split(16)]
-    distance = torch.stack([layer_distances(loaded.model, part) for part in probes]).mean(0)
+    distance = mean_distances(loaded.model, windows[:64, :-1], batch=16, device=loaded.device)
     metrics = [entry for entry in loaded.folder.read(loaded.folder.metrics) if "loss" in entry]
     plan = loaded.model.plan
     result = {

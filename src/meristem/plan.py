@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from meristem.errors import InputError, RunError
-from meristem.schedules import PREFERRED_DIMS, head_schedule, is_prism_like, short_phases
+from meristem.schedules import PREFERRED_DIMS, divisors, head_schedule, is_prism_like, short_phases
 
 FORMAT = "meristem-plan/1"
 FLASH_LIMIT = 256  # flash and cuDNN attention kernels stop here
@@ -387,10 +387,6 @@ class Plan:
 
     def __str__(self) -> str:
         return self.table()
-
-
-def divisors(n: int) -> list[int]:
-    return [x for x in range(1, n + 1) if n % x == 0]
 
 
 def _products(weights: int) -> Flops:

@@ -17,7 +17,8 @@ from meristem.errors import InputError
 PREFERRED_DIMS = (256, 128, 96, 64)
 EXTENDED_DIMS = (256, 192, 128, 96, 64, 32)
 MAX_DIM = 256
-FAMILIES = ("prism", "linear", "geometric", "cosine")
+CURVES = ("linear", "geometric", "cosine")
+FAMILIES = ("prism", *CURVES)
 CONTROLS = ("uniform", "reverse", "bump", "shuffle")
 SCHEDULES = (*FAMILIES, *CONTROLS)
 
@@ -44,7 +45,7 @@ def head_schedule(
         raise InputError("layers", layers, "must be at least 1")
     if width < 2:
         raise InputError("width", width, "must be at least 2")
-    allowed = [h for h in range(1, width + 1) if width % h == 0 and (width // h) % 2 == 0]
+    allowed = [h for h in divisors(width) if (width // h) % 2 == 0]
     if heads not in allowed:
         raise InputError("heads", heads, f"must divide width {width} into even head dims: one of {allowed}")
     if name == "uniform":
@@ -61,7 +62,7 @@ def head_schedule(
             f"leaves no wider head at width {width}: of the head dims {sorted(dims)} none is wider than "
             f"{width // heads} and divides the width; use more heads or other dims",
         )
-    if name in ("linear", "geometric", "cosine"):
+    if name in CURVES:
         curve = _snapped(name, steps, layers, length)
         check_prism(curve, width)
         return curve
@@ -75,6 +76,11 @@ def head_schedule(
         before = (layers - length) // 2
         return (heads,) * before + prism[:length] + (heads,) * (layers - length - before)
     return _shuffled(prism, seed)
+
+
+def divisors(n: int) -> list[int]:
+    """All divisors, in rising order."""
+    return [x for x in range(1, n + 1) if n % x == 0]
 
 
 def default_ramp(layers: int) -> int:
@@ -96,8 +102,7 @@ def check_prism(schedule: Sequence[int], width: int, *, strict: bool = True) -> 
         raise InputError("layers", 0, "must be at least 1")
     for layer, h in enumerate(schedule):
         if h < 1 or width % h:
-            allowed = [x for x in range(1, width + 1) if width % x == 0]
-            raise InputError(f"heads[{layer}]", h, f"must divide width {width}: one of {allowed}")
+            raise InputError(f"heads[{layer}]", h, f"must divide width {width}: one of {divisors(width)}")
         dim = width // h
         if dim % 2 or dim > MAX_DIM:
             raise InputError(f"heads[{layer}]", h, f"gives head dim {dim}, which must be even and at most {MAX_DIM}")

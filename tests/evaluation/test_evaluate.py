@@ -101,7 +101,7 @@ def test_results_that_are_not_finite_are_stored_as_null(
 ) -> None:
     broken = copy_run(run, tmp_path / "run")
     monkeypatch.setattr(evaluate, "held_out_loss", lambda *_, **__: loss)
-    monkeypatch.setattr(evaluate, "layer_distances", lambda *_: torch.tensor([math.nan, 3.0]))
+    monkeypatch.setattr(evaluate, "mean_distances", lambda *_, **__: torch.tensor([math.nan, 3.0]))
     result = evaluate_run(broken.path, windows=4, device="cpu")
     stored = json.loads((broken.path / EVALUATION_FILE).read_text(encoding="utf-8"))
     assert [stored[name] for name in ("loss", "perplexity", "bits_per_byte")] == [None] * 3

@@ -12,7 +12,7 @@ from typing import Any
 from meristem.data import TokenData
 from meristem.errors import InputError
 from meristem.evaluation.held_out import held_out_loss, held_out_windows
-from meristem.gauges import layer_distances
+from meristem.gauges import mean_distances
 from meristem.plan import Plan
 from meristem.training.checkpoint import write_atomically
 from meristem.training.devices import describe_device
@@ -69,11 +69,7 @@ def evaluate_run(
     chosen = held_out_windows(tokens.split("held_out"), context, windows)
     loss = held_out_loss(loaded.model, chosen, batch=loaded.config.eval.batch, device=loaded.device)
     probes = chosen[:distance_windows, :-1]
-    distances = sum(
-        layer_distances(loaded.model, part.to(loaded.device)) * len(part)
-        for part in probes.split(loaded.config.eval.batch)
-    )
-    assert not isinstance(distances, int)
+    distances = mean_distances(loaded.model, probes, batch=loaded.config.eval.batch, device=loaded.device)
     result = Evaluation(
         run=str(run),
         step=loaded.step,
@@ -83,7 +79,7 @@ def evaluate_run(
         loss=loss,
         perplexity=math.inf if loss > 700 else math.exp(loss),
         bits_per_byte=loss / math.log(2) if tokens.index.tokenizer.kind == "bytes" else None,
-        attention_distance=tuple((distances / len(probes)).tolist()),
+        attention_distance=tuple(distances.tolist()),
         distance_windows=len(probes),
         plan=loaded.model.plan,
         device=describe_device(loaded.device),

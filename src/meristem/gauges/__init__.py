@@ -1,5 +1,5 @@
 """Measurements that look inside a model."""
 
-from meristem.gauges.distance import attention_distance, layer_distances
+from meristem.gauges.distance import attention_distance, layer_distances, mean_distances
 
-__all__ = ["attention_distance", "layer_distances"]
+__all__ = ["attention_distance", "layer_distances", "mean_distances"]

@@ -35,6 +35,12 @@ def attention_distance(queries: Tensor, keys: Tensor) -> Tensor:
     return (positions[half:] - looked_at[..., half:]).mean()
 
 
+def mean_distances(model: Decoder, windows: Tensor, *, batch: int, device: torch.device) -> Tensor:
+    """`layer_distances` over many sequences, windows (n, T), a batch at a time."""
+    parts = [layer_distances(model, part.to(device)) * len(part) for part in windows.split(batch)]
+    return torch.stack(parts).sum(0) / len(windows)
+
+
 @torch.no_grad()
 def layer_distances(model: Decoder, tokens: Tensor) -> Tensor:
     """Mean attention distance of every layer, (layers,), over the sequences tokens (B, T)."""
