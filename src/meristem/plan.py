@@ -4,7 +4,8 @@ Model building, counting, caches, resume and evaluation read the plan and nothin
 any mix of layers; in particular heads times head dim need not equal the width.
 
 Shapes and symbols: d width, f feed-forward size, V vocabulary, T context; per layer h heads of dim e, k
-key/value heads, and loops (extra attention passes over some of the heads). One multiply-add is two FLOPs.
+key/value heads, loops (extra attention passes over some of the heads) and repeats (extra executions of the
+whole block). One multiply-add is two FLOPs.
 """
 
 from __future__ import annotations
@@ -39,13 +40,36 @@ class Loop:
 
 
 @dataclass(frozen=True)
+class Gates:
+    """Strengths of loops: one for each of `heads` looped heads in each of `passes` passes, in every layer.
+
+    They are there from the start, so that the set of tensors does not change while loops are born. Those that are
+    `trained` have a parameter each, which is added to the strength that a birth sets.
+    """
+
+    passes: int
+    heads: int
+    trained: bool = True
+
+    def __post_init__(self) -> None:
+        _at_least("gates.passes", self.passes, 1)
+        _at_least("gates.heads", self.heads, 1)
+        if type(self.trained) is not bool:
+            raise InputError("gates.trained", self.trained, "must be true or false")
+
+
+@dataclass(frozen=True)
 class LayerPlan:
-    """One layer: `heads` query heads of `head_dim`, `kv_heads` key/value heads, and an optional loop."""
+    """One layer: `heads` query heads of `head_dim`, `kv_heads` key/value heads, and what is run again.
+
+    That is some heads of its attention (`loop`), or the whole block `repeats` more times.
+    """
 
     heads: int
     head_dim: int
     kv_heads: int
     loop: Loop | None = None
+    repeats: int = 0
 
     def __post_init__(self) -> None:
         _at_least("heads", self.heads, 1)
@@ -61,6 +85,9 @@ class LayerPlan:
             if not chosen or len(set(chosen)) != len(chosen) or not in_range:
                 raise InputError("loop.heads", chosen, f"must be distinct heads out of 0..{self.heads - 1}")
             _at_least("loop.passes", self.loop.passes, 1)
+        _at_least("repeats", self.repeats, 0)
+        if self.repeats and self.loop is not None:
+            raise InputError("repeats", self.repeats, "must be 0 in a layer that has a loop")
 
     @property
     def query_width(self) -> int:
@@ -134,6 +161,7 @@ class Plan:
     context: int
     feed_forward: int
     layers: tuple[LayerPlan, ...]
+    gates: Gates | None = None  # without gates, loops run at full strength
 
     def __post_init__(self) -> None:
         for field in ("width", "vocabulary", "context", "feed_forward"):
@@ -142,6 +170,17 @@ class Plan:
             raise InputError("layers", self.layers, "must be a tuple of LayerPlan")
         if not self.layers:
             raise InputError("layers", 0, "must be at least 1")
+        for index, layer in enumerate(self.layers):
+            if layer.loop is not None and self.gates is not None:
+                size, gates = len(layer.loop.heads), self.gates
+                if layer.loop.passes > gates.passes:
+                    raise InputError(
+                        f"layers[{index}].loop.passes",
+                        layer.loop.passes,
+                        f"must be at most gates.passes, {gates.passes}",
+                    )
+                if size > gates.heads:
+                    raise InputError(f"layers[{index}].loop.heads", size, f"must be at most gates.heads, {gates.heads}")
 
     # --- builders -------------------------------------------------------------------------------------------
 
@@ -227,6 +266,11 @@ class Plan:
     def kv_heads(self) -> tuple[int, ...]:
         return tuple(layer.kv_heads for layer in self.layers)
 
+    @property
+    def loops(self) -> dict[int, Loop]:
+        """The loop of each layer that has one."""
+        return {i: layer.loop for i, layer in enumerate(self.layers) if layer.loop is not None}
+
     def with_layer(self, index: int, layer: LayerPlan) -> Plan:
         """The same plan with one layer exchanged."""
         if not 0 <= index < len(self.layers):
@@ -252,13 +296,22 @@ class Plan:
             softmax += len(layer.loop.heads) * t * t * passes
             kv_values += 2 * m * passes
             activations += (4 * d + 2 * d + 2 * 4 * m + 4 * len(layer.loop.heads)) * passes
-        return Cost(attention_matrices + feed_forward_matrices + 2 * d, forward, softmax, 2 * kv_values, activations)
+        times = 1 + layer.repeats
+        return Cost(
+            attention_matrices + feed_forward_matrices + 2 * d,
+            forward * times,
+            softmax * times,
+            2 * kv_values * times,
+            activations * times,
+        )
 
     @property
     def outer_cost(self) -> Cost:
-        """Token embedding tied with the output projection, and the last norm."""
+        """Token embedding tied with the output projection, the last norm, and the gates of loops."""
         d, v = self.width, self.vocabulary
-        return Cost(v * d + d, _products(v * d), activation_bytes_per_token=4 * d + 2 * d)
+        gates = self.gates
+        trained = len(self.layers) * gates.passes * gates.heads if gates is not None and gates.trained else 0
+        return Cost(v * d + d + trained, _products(v * d), activation_bytes_per_token=4 * d + 2 * d)
 
     @property
     def cost(self) -> Cost:
@@ -313,8 +366,14 @@ class Plan:
     # --- exchange -------------------------------------------------------------------------------------------
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        return {"format": FORMAT, **asdict(self)}
+        """Plain values for JSON. What a plan without growth does not have is left out."""
+        data = {"format": FORMAT, **asdict(self)}
+        if self.gates is None:
+            del data["gates"]
+        for layer in data["layers"]:
+            if not layer["repeats"]:
+                del layer["repeats"]
+        return data
 
     @classmethod
     def from_dict(cls, data: Any) -> Plan:
@@ -323,11 +382,17 @@ class Plan:
             found = data.get("format") if isinstance(data, dict) else type(data).__name__
             raise InputError("format", found, f"must be {FORMAT!r}")
         rest = {k: v for k, v in data.items() if k != "format"}
-        _check_fields("plan", rest, ("width", "vocabulary", "context", "feed_forward"), ("layers",))
+        _check_fields("plan", rest, ("width", "vocabulary", "context", "feed_forward"), ("layers",), ("gates",))
         if not isinstance(rest["layers"], list):
             raise InputError("layers", rest["layers"], "must be a list")
         layers = tuple(_layer_from_dict(f"layers[{i}]", entry) for i, entry in enumerate(rest["layers"]))
-        return cls(**{**rest, "layers": layers})
+        gates = rest.get("gates")
+        if gates is not None:
+            if not isinstance(gates, dict):
+                raise InputError("gates", gates, "must be an object or null")
+            _check_fields("gates", gates, ("passes", "heads"), ("trained",))
+            gates = Gates(**gates)
+        return cls(**{**rest, "layers": layers, "gates": gates})
 
     def to_json(self) -> str:
         return json.dumps(self.to_dict(), indent=1) + "\n"
@@ -357,7 +422,9 @@ class Plan:
         rows = [("layers", "heads", "head dim", "kv heads", "loop", "parameters", "MFLOP/token", "KV bytes")]
         for first, last, layer in _runs(self.layers):
             cost = self.layer_cost(layer)
-            loop = "-" if layer.loop is None else f"{list(layer.loop.heads)} x{layer.loop.passes}"
+            loop = f"block x{layer.repeats}" if layer.repeats else "-"
+            if layer.loop is not None:
+                loop = f"{list(layer.loop.heads)} x{layer.loop.passes}"
             rows.append(
                 (
                     f"{first}" if first == last else f"{first}-{last}",
@@ -381,6 +448,7 @@ class Plan:
             f"causal, {cost.forward.full / 1e6:,.1f} full square; training three times that",
             f"softmax elements {cost.softmax_elements:,} per sequence; "
             f"KV cache {cost.kv_bytes_per_token:,} bytes/token",
+            *([] if self.gates is None else [f"gates for {self.gates.passes} passes over {self.gates.heads} heads"]),
             f"plan {self.digest[:12]}",
         ]
         return "\n".join(lines)
@@ -403,11 +471,13 @@ def _at_least(field: str, value: object, minimum: int) -> None:
         raise InputError(field, value, f"must be an integer of at least {minimum}")
 
 
-def _check_fields(name: str, data: dict[str, Any], integers: Iterable[str], others: Iterable[str]) -> None:
-    integers, expected = list(integers), [*integers, *others]
+def _check_fields(
+    name: str, data: dict[str, Any], integers: Iterable[str], others: Iterable[str], optional: Iterable[str] = ()
+) -> None:
+    integers, expected, known = list(integers), [*integers, *others], [*integers, *others, *optional]
     for field in data:
-        if field not in expected:
-            raise InputError(f"{name}.{field}", data[field], f"unknown field; expected {expected}")
+        if field not in known:
+            raise InputError(f"{name}.{field}", data[field], f"unknown field; expected {known}")
     for field in expected:
         if field not in data:
             raise InputError(f"{name}.{field}", None, "is missing")
@@ -418,7 +488,7 @@ def _check_fields(name: str, data: dict[str, Any], integers: Iterable[str], othe
 def _layer_from_dict(name: str, data: Any) -> LayerPlan:
     if not isinstance(data, dict):
         raise InputError(name, data, "must be an object")
-    _check_fields(name, data, ("heads", "head_dim", "kv_heads"), ("loop",))
+    _check_fields(name, data, ("heads", "head_dim", "kv_heads"), ("loop",), ("repeats",))
     loop = data["loop"]
     if loop is not None:
         if not isinstance(loop, dict):
@@ -428,7 +498,7 @@ def _layer_from_dict(name: str, data: Any) -> LayerPlan:
         if not isinstance(heads, list):
             raise InputError(f"{name}.loop.heads", heads, "must be a list of integers")
         loop = Loop(tuple(heads), loop["passes"])
-    return LayerPlan(data["heads"], data["head_dim"], data["kv_heads"], loop)
+    return LayerPlan(data["heads"], data["head_dim"], data["kv_heads"], loop, data.get("repeats", 0))
 
 
 def _runs(layers: Sequence[LayerPlan]) -> list[tuple[int, int, LayerPlan]]:

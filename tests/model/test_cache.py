@@ -85,7 +85,7 @@ def test_oracle_15_cache_shapes_and_bytes(kv_group: int) -> None:
         plan = small_plan(schedule, kv_group=kv_group)
         cache = KVCache(plan, 3, 20, "cpu", torch.bfloat16)
         for layer, held in zip(plan.layers, cache.layers, strict=True):
-            assert held.keys.shape == held.values.shape == (3, layer.heads // kv_group, 20, 96 // layer.heads)
+            assert held[0].keys.shape == held[0].values.shape == (3, layer.heads // kv_group, 20, 96 // layer.heads)
         assert cache.nbytes == 3 * 20 * plan.cost.kv_bytes_per_token
         sizes.add(cache.nbytes)
     assert sizes == {3 * 20 * 6 * 2 * 2 * (96 // kv_group)}
@@ -111,9 +111,9 @@ def test_what_the_cache_holds() -> None:
         x = model.blocks[0].attention_norm(embedded, torch.zeros_like(embedded))[1]  # type: ignore[operator]
         _, keys, values = attention.project(x, model.rotary.pair(plan.head_dims[0], slice(0, 4)))  # type: ignore[union-attr,operator]
     assert cache.length == 4
-    torch.testing.assert_close(cache.layers[0].keys[:, :, :4], keys)
-    torch.testing.assert_close(cache.layers[0].values[:, :, :4], values)
-    assert not cache.layers[0].keys[:, :, 4:].any()
+    torch.testing.assert_close(cache.layers[0][0].keys[:, :, :4], keys)
+    torch.testing.assert_close(cache.layers[0][0].values[:, :, :4], values)
+    assert not cache.layers[0][0].keys[:, :, 4:].any()
 
 
 def test_capacity_is_bounded_by_the_context() -> None:

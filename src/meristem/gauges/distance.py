@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from meristem.errors import InputError
 from meristem.model import Decoder
+from meristem.model.block import Pass
 
 
 @torch.no_grad()
@@ -44,16 +44,11 @@ def mean_distances(model: Decoder, windows: Tensor, *, batch: int, device: torch
 @torch.no_grad()
 def layer_distances(model: Decoder, tokens: Tensor) -> Tensor:
     """Mean attention distance of every layer, (layers,), over the sequences tokens (B, T)."""
-    length = tokens.shape[1]
-    if length > model.plan.context:
-        raise InputError("tokens", length, f"positions are more than the context, {model.plan.context}")
-    x = model.embedding(tokens)
-    branch = torch.zeros_like(x)
     distances: list[Tensor] = []
-    for block in model.stack:
-        rotary = model.rotary.pair(block.attention.layer.head_dim, slice(0, length))
-        normed = block.attention_norm(x, branch)[1]
-        queries, keys, _ = block.attention.project(normed, rotary)
-        distances.append(attention_distance(queries, keys))
-        x, branch = block(x, branch, rotary)
+
+    def watch(layer: int, number: int, seen: Pass) -> None:
+        if number == 0:  # the normal pass; loops and repeats look again
+            distances.append(attention_distance(seen.queries, seen.keys))
+
+    model.hidden(tokens, watch=watch)
     return torch.stack(distances)

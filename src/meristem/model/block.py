@@ -3,18 +3,33 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from meristem.model.attention import Attention
+from meristem.model.cache import CacheSlot
 from meristem.model.fused import add_norm, swiglu_linear
 from meristem.model.rotary import RotaryPair
 from meristem.plan import LayerPlan
 
 NORM_EPS = 1e-5
 INIT_STD = 0.02
+
+
+class Pass(NamedTuple):
+    """What gauges see of one attention pass: turned queries and keys, the stream it read, and what it adds to it."""
+
+    queries: Tensor
+    keys: Tensor
+    stream: Tensor
+    update: Tensor
+
+
+PassWatch = Callable[[int, Pass], None]  # called with the number of the pass, 0 being the normal one
 
 
 class Norm(nn.Module):
@@ -57,9 +72,36 @@ class Block(nn.Module):
         self.feed_forward_norm = Norm(width)
         self.feed_forward = FeedForward(width, feed_forward)
 
-    def forward(self, x: Tensor, branch: Tensor, rotary: RotaryPair, **attention: Any) -> tuple[Tensor, Tensor]:
-        x, normed = self.attention_norm(x, branch)
-        x, normed = self.feed_forward_norm(x, self.attention(normed, rotary, **attention))
+    def forward(
+        self,
+        x: Tensor,
+        branch: Tensor,
+        rotary: RotaryPair,
+        gates: Tensor | None = None,
+        *,
+        slots: Sequence[CacheSlot | None] | None = None,
+        watch: PassWatch | None = None,
+        **view: Any,
+    ) -> tuple[Tensor, Tensor]:
+        """Attention over all heads, then again over the looped ones, which read the stream as it is by then.
+
+        `gates` (passes, heads) are the strengths of the loops, 1 if not given; `slots` has a cache for each pass;
+        `watch` is shown each of them; `view` says what the tokens may see (see `Attention.forward`).
+        """
+        attention = self.attention
+        looped = attention.looped_heads() if attention.passes else None
+        for number in range(1 + attention.passes):
+            weights = None
+            if looped is not None and number > 0:
+                weights = looped.gated(None if gates is None else gates[number - 1])
+            x, normed = self.attention_norm(x, branch)
+            branch = attention(
+                normed, rotary, weights,
+                cache=None if slots is None else slots[number],
+                watch=None if watch is None else partial(_show, watch, number, x),
+                **view,
+            )  # fmt: skip
+        x, normed = self.feed_forward_norm(x, branch)
         return x, self.feed_forward(normed)
 
     def initialise(self, depth: int, generator: torch.Generator) -> None:
@@ -71,6 +113,10 @@ class Block(nn.Module):
         draw_normal(self.feed_forward.down.weight, residual, generator)
         self.attention_norm.reset_parameters()
         self.feed_forward_norm.reset_parameters()
+
+
+def _show(watch: PassWatch, number: int, stream: Tensor, queries: Tensor, keys: Tensor, update: Tensor) -> None:
+    watch(number, Pass(queries, keys, stream, update))
 
 
 @torch.no_grad()

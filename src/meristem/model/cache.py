@@ -9,34 +9,43 @@ from meristem.errors import InputError
 from meristem.plan import LayerPlan, Plan
 
 
-class LayerCache:
-    """Keys and values of one layer, (B, kv heads, capacity, head dim) each."""
+class CacheSlot:
+    """Keys and values of one attention pass, (B, heads, capacity, head dim) each."""
 
     def __init__(
-        self, layer: LayerPlan, batch: int, capacity: int, device: torch.device | str, dtype: torch.dtype
+        self, heads: int, head_dim: int, batch: int, capacity: int, device: torch.device | str, dtype: torch.dtype
     ) -> None:
-        shape = (batch, layer.kv_heads, capacity, layer.head_dim)
+        shape = (batch, heads, capacity, head_dim)
         self.keys = torch.zeros(shape, device=device, dtype=dtype)
         self.values = torch.zeros(shape, device=device, dtype=dtype)
 
     def append(self, start: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Store new keys and values (B, kv heads, T, head dim) from `start`; return all up to their end."""
+        """Store new keys and values (B, heads, T, head dim) from `start`; return all up to their end."""
         stop = start + keys.shape[2]
         self.keys[:, :, start:stop] = keys
         self.values[:, :, start:stop] = values
         return self.keys[:, :, :stop], self.values[:, :, :stop]
 
 
+def pass_heads(layer: LayerPlan) -> list[int]:
+    """Key/value heads of every attention pass of a layer: the normal one, then loops or repeats."""
+    normal = [layer.kv_heads] * (1 + layer.repeats)
+    return normal if layer.loop is None else normal + [len(layer.loop.heads)] * layer.loop.passes
+
+
 class KVCache:
-    """The caches of all layers and the number of tokens they hold."""
+    """The slots of all layers, one per attention pass, and the number of tokens they hold."""
 
     def __init__(self, plan: Plan, batch: int, capacity: int, device: torch.device | str, dtype: torch.dtype) -> None:
         if capacity > plan.context:
             raise InputError("capacity", capacity, f"must be at most the context, {plan.context}")
-        self.layers = [LayerCache(layer, batch, capacity, device, dtype) for layer in plan.layers]
+        self.layers = [
+            [CacheSlot(heads, layer.head_dim, batch, capacity, device, dtype) for heads in pass_heads(layer)]
+            for layer in plan.layers
+        ]
         self.capacity = capacity
         self.length = 0
 
     @property
     def nbytes(self) -> int:
-        return sum(layer.keys.nbytes + layer.values.nbytes for layer in self.layers)
+        return sum(slot.keys.nbytes + slot.values.nbytes for layer in self.layers for slot in layer)

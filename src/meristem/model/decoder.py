@@ -5,7 +5,9 @@ Pre-norm RMSNorm, rotary positions over each layer's own head dim, SwiGLU, tied 
 
 from __future__ import annotations
 
-from typing import NamedTuple, cast
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +15,7 @@ from torch.nn.functional import linear
 
 from meristem.errors import InputError
 from meristem.model.backends import choose_backends
-from meristem.model.block import INIT_STD, Block, Norm, draw_normal
+from meristem.model.block import INIT_STD, Block, Norm, Pass, PassWatch, draw_normal
 from meristem.model.cache import KVCache
 from meristem.model.loss import linear_cross_entropy
 from meristem.model.rotary import RotaryTables
@@ -27,22 +29,59 @@ class DecoderOutput(NamedTuple):
     logits: Tensor | None
 
 
+Watch = Callable[[int, int, Pass], None]  # called with the layer, the number of its pass, and the pass
+
+
+def _enter(embedding: nn.Embedding, tokens: Tensor) -> tuple[Tensor, Tensor]:
+    x = embedding(tokens)
+    return x, torch.zeros_like(x)  # nothing has been computed yet
+
+
+def _block(block: Block, *stream: Any, **view: Any) -> tuple[Tensor, Tensor]:
+    return cast("tuple[Tensor, Tensor]", block(*stream, **view))
+
+
+def _leave(norm: Norm, embedding: nn.Embedding, x: Tensor, branch: Tensor, labels: Tensor) -> Tensor:
+    return linear_cross_entropy(norm(x, branch)[1].flatten(0, 1), embedding.weight, labels.flatten())
+
+
+@dataclass(frozen=True)
+class Regions:
+    """The three parts of the way from tokens to loss, each of which can be compiled on its own.
+
+    All blocks of a kind then share one graph, and a layer that grows costs no new graph for the others.
+    """
+
+    enter: Callable[..., tuple[Tensor, Tensor]] = _enter
+    block: Callable[..., tuple[Tensor, Tensor]] = _block
+    leave: Callable[..., Tensor] = _leave
+
+    def mapped(self, change: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Regions:
+        """Each part changed in the same way."""
+        return Regions(change(self.enter), change(self.block), change(self.leave))
+
+
 class Decoder(nn.Module):
     """A language model with the structure of `plan`, initialised from `seed`.
 
     Two plans with equal shapes, such as Prism and its uniform twin, get bit-equal weights from one seed.
     """
 
+    gate_ramp: Tensor | None  # (layers, passes, heads), set by births; the strength of a loop is ramp + delta
+    gate_delta: nn.Parameter | None
+
     def __init__(self, plan: Plan, seed: int = 0) -> None:
         super().__init__()
-        looped = [i for i, layer in enumerate(plan.layers) if layer.loop is not None]
-        if looped:
-            raise InputError(f"layers[{looped[0]}].loop", plan.layers[looped[0]].loop, "loops cannot be built yet")
         self.plan = plan
         self.embedding = nn.Embedding(plan.vocabulary, plan.width)
         self.blocks = nn.ModuleList(Block(plan.width, plan.feed_forward, layer) for layer in plan.layers)
         self.norm = Norm(plan.width)
         self.rotary = RotaryTables(plan.head_dims, plan.context)
+        gates = plan.gates
+        shape = (0, 0, 0) if gates is None else (len(plan.layers), gates.passes, gates.heads)
+        self.register_buffer("gate_ramp", None if gates is None else torch.ones(shape))
+        trained = gates is not None and gates.trained
+        self.register_parameter("gate_delta", nn.Parameter(torch.zeros(shape)) if trained else None)
         self.initialise(seed)
 
     @property
@@ -57,6 +96,25 @@ class Decoder(nn.Module):
         for block in self.stack:
             block.initialise(len(self.stack), generator)
         self.norm.reset_parameters()
+        for gates, value in ((self.gate_ramp, 1.0), (self.gate_delta, 0.0)):
+            if gates is not None:
+                nn.init.constant_(gates, value)
+
+    def restructure(self, plan: Plan) -> None:
+        """Take a plan that differs from the present one in loops and repeats only; no tensor changes."""
+        if _without_loops(plan) != _without_loops(self.plan):
+            raise InputError("plan", plan.digest[:12], "may differ from the model's in loops and repeats only")
+        for block, new, old in zip(self.stack, plan.layers, self.plan.layers, strict=True):
+            if new != old:
+                block.attention.restructure(new)
+        self.plan = plan
+
+    @property
+    def gates(self) -> Tensor | None:
+        """Strengths of the loops, (layers, passes, heads); None if the plan has no gates."""
+        if self.gate_ramp is None or self.gate_delta is None:
+            return self.gate_ramp
+        return self.gate_ramp + self.gate_delta
 
     def use_attention(self, device: torch.device, dtype: torch.dtype, wanted: str = "auto") -> list[str]:
         """Fix the attention kernel of every layer for training in `dtype`, and return their names."""
@@ -65,19 +123,44 @@ class Decoder(nn.Module):
             block.attention.backend = name
         return names
 
-    def forward(self, tokens: Tensor, labels: Tensor | None = None) -> DecoderOutput:
+    def forward(
+        self,
+        tokens: Tensor,
+        labels: Tensor | None = None,
+        regions: Regions = Regions(),  # noqa: B008  (immutable)
+    ) -> DecoderOutput:
         """tokens (B, T); labels (B, T) hold the token that follows each position, -100 where none is asked for."""
-        hidden = self.hidden(tokens)
         if labels is None:
-            return DecoderOutput(None, self.logits(hidden))
-        return DecoderOutput(linear_cross_entropy(hidden.flatten(0, 1), self.embedding.weight, labels.flatten()), None)
+            return DecoderOutput(None, self.logits(self.hidden(tokens)))
+        x, branch = self._stream(tokens, regions=regions)
+        loss = regions.leave(self.norm, self.embedding, x, branch, labels)
+        if self.gate_delta is not None and not self.plan.loops:
+            loss = loss + 0 * self.gate_delta.sum()  # gates that nobody uses yet still have a gradient, of zero
+        return DecoderOutput(loss, None)
 
-    def hidden(self, tokens: Tensor, cache: KVCache | None = None, padding: Tensor | None = None) -> Tensor:
+    def hidden(
+        self,
+        tokens: Tensor,
+        cache: KVCache | None = None,
+        padding: Tensor | None = None,
+        watch: Watch | None = None,
+    ) -> Tensor:
         """Normed last hidden states (B, T, d) of tokens (B, T), which follow what the cache holds.
 
         `padding` (B,) counts the padding tokens on the left of each row, so that prompts of different lengths can
-        share a batch.
+        share a batch. `watch` is shown every attention pass.
         """
+        return self.norm(*self._stream(tokens, cache, padding, watch))[1]
+
+    def _stream(
+        self,
+        tokens: Tensor,
+        cache: KVCache | None = None,
+        padding: Tensor | None = None,
+        watch: Watch | None = None,
+        regions: Regions = Regions(),  # noqa: B008  (immutable)
+    ) -> tuple[Tensor, Tensor]:
+        """The residual stream after the last block, and that block's output, which is not added yet."""
         start = 0 if cache is None else cache.length
         length = tokens.shape[1]
         stop = start + length
@@ -90,25 +173,33 @@ class Decoder(nn.Module):
         # A single new token sees all that came before, and a first pass is plainly causal: neither needs a mask.
         masked = padding is not None or (start > 0 and length > 1)
         mask = visibility(start, stop, padding, tokens.device) if masked else None
-        x = self.embedding(tokens)
-        branch = torch.zeros_like(x)  # nothing has been computed yet
-        for index, block in enumerate(self.stack):
-            x, branch = block(
-                x,
-                branch,
-                self.rotary.pair(block.attention.layer.head_dim, positions),
-                causal=length > 1,
-                mask=mask,
-                cache=None if cache is None else cache.layers[index],
-                start=start,
-            )
+        gates = self.gates
+        x, branch = regions.enter(self.embedding, tokens)
+        for index, (block, layer) in enumerate(zip(self.stack, self.plan.layers, strict=True)):
+            rotary = self.rotary.pair(layer.head_dim, positions)
+            strengths = gates[index, :, : len(layer.loop.heads)] if gates is not None and layer.loop else None
+            for repeat in range(1 + layer.repeats):
+                x, branch = regions.block(
+                    block, x, branch, rotary, strengths,
+                    slots=None if cache is None else cache.layers[index][repeat:],
+                    watch=None if watch is None else _numbered(watch, index, repeat),
+                    causal=length > 1, mask=mask, start=start,
+                )  # fmt: skip
         if cache is not None:
             cache.length = stop
-        return self.norm(x, branch)[1]
+        return x, branch
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Scores over the vocabulary, (..., V)."""
         return linear(hidden, self.embedding.weight)
+
+
+def _numbered(watch: Watch, layer: int, repeat: int) -> PassWatch:
+    return lambda number, seen: watch(layer, repeat + number, seen)
+
+
+def _without_loops(plan: Plan) -> Plan:
+    return replace(plan, layers=tuple(replace(layer, loop=None, repeats=0) for layer in plan.layers))
 
 
 def visibility(start: int, stop: int, padding: Tensor | None, device: torch.device) -> Tensor:

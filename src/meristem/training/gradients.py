@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 
 import torch
+import torch._dynamo
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from meristem.model import DecoderOutput
+from meristem.model.decoder import Regions
 from meristem.model.fused import announce_operators
 from meristem.training.devices import autocast
 
-Forward = Callable[[Tensor, Tensor], DecoderOutput]
+VARIANTS = 64  # of one piece of code; more than any plan needs (kinds of blocks times passes)
+
+
+def compiled_regions() -> Regions:
+    """The parts of the model, compiled: one graph per kind of block and number of loops.
+
+    A whole graph or an error, for every part: falling back to slow Python without a word is not an option.
+    """
+    announce_operators()
+    torch._dynamo.config.recompile_limit = max(VARIANTS, torch._dynamo.config.recompile_limit)
+    return Regions().mapped(partial(torch.compile, dynamic=False, fullgraph=True))
 
 
 class Gradients:
@@ -26,14 +37,15 @@ class Gradients:
     def __init__(self, model: nn.Module, *, compile: bool, device: torch.device) -> None:
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self.device = device
+        self.model = model
         self.distributed = model if isinstance(model, DistributedDataParallel) else None
-        # A whole graph or an error: falling back to slow Python without a word is not an option. DDP is the exception,
-        # it breaks the graph at its gradient buckets.
-        whole = self.distributed is None
-        if compile:
-            announce_operators()
-        self.forward: Forward = torch.compile(model, dynamic=False, fullgraph=whole) if compile else model
+        self.regions = compiled_regions() if compile else Regions()
         self.graph = _Graph(self) if compile and device.type == "cuda" and self.distributed is None else None
+
+    def restructured(self) -> None:
+        """To be told when the model's loops have changed: what was recorded is no longer its forward pass."""
+        if self.graph is not None:
+            self.graph.forget()
 
     def __call__(self, tokens: Tensor, labels: Tensor) -> Tensor:
         """tokens and labels (micro-batches, b, T) in; the mean loss out, still on the device."""
@@ -52,7 +64,7 @@ class Gradients:
 
     def backward(self, tokens: Tensor, labels: Tensor, weight: float) -> Tensor:
         with autocast(self.device):
-            loss = self.forward(tokens, labels).loss
+            loss = self.model(tokens, labels, self.regions).loss
         assert loss is not None
         weighted = loss * weight
         weighted.backward()
@@ -67,6 +79,10 @@ class _Graph:
     def __init__(self, gradients: Gradients) -> None:
         self.gradients = gradients
         self.recording: torch.cuda.CUDAGraph | None = None
+
+    def forget(self) -> None:
+        self.recording = None
+        self._clear()  # the gradients live in the recording's memory
 
     def accumulate(self, tokens: Tensor, labels: Tensor) -> Tensor:
         if self.recording is None:
