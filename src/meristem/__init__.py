@@ -8,6 +8,8 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from meristem.errors import InputError, RunError
     from meristem.evaluation.evaluate import evaluate_run
+    from meristem.gauges import EntropyGauge
+    from meristem.growth import BlockLoop, Grower, LoopHeads, Sgt
     from meristem.model import Decoder, Sampling, generate, stream
     from meristem.plan import LayerPlan, Plan
     from meristem.training.config import Config, load_config
@@ -16,13 +18,18 @@ if TYPE_CHECKING:
 
 # Names come from their modules when they are first used, so that `meristem --help` need not wait for torch.
 _HOMES = {
+    "BlockLoop": "meristem.growth",
     "Config": "meristem.training.config",
     "Decoder": "meristem.model",
+    "EntropyGauge": "meristem.gauges",
+    "Grower": "meristem.growth",
     "InputError": "meristem.errors",
     "LayerPlan": "meristem.plan",
+    "LoopHeads": "meristem.growth",
     "Plan": "meristem.plan",
     "RunError": "meristem.errors",
     "Sampling": "meristem.model",
+    "Sgt": "meristem.growth",
     "evaluate_run": "meristem.evaluation.evaluate",
     "generate": "meristem.model",
     "load_config": "meristem.training.config",
@@ -33,13 +40,18 @@ _HOMES = {
 }
 
 __all__ = [
+    "BlockLoop",
     "Config",
     "Decoder",
+    "EntropyGauge",
+    "Grower",
     "InputError",
     "LayerPlan",
+    "LoopHeads",
     "Plan",
     "RunError",
     "Sampling",
+    "Sgt",
     "__version__",
     "evaluate_run",
     "generate",

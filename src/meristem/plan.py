@@ -271,10 +271,15 @@ class Plan:
         """The loop of each layer that has one."""
         return {i: layer.loop for i, layer in enumerate(self.layers) if layer.loop is not None}
 
+    def layer(self, index: int) -> LayerPlan:
+        """One layer, counted from 0."""
+        if not isinstance(index, int) or not 0 <= index < len(self.layers):
+            raise InputError("layer", index, f"must be in 0..{len(self.layers) - 1}")
+        return self.layers[index]
+
     def with_layer(self, index: int, layer: LayerPlan) -> Plan:
         """The same plan with one layer exchanged."""
-        if not 0 <= index < len(self.layers):
-            raise InputError("layer", index, f"must be in 0..{len(self.layers) - 1}")
+        self.layer(index)
         return replace(self, layers=(*self.layers[:index], layer, *self.layers[index + 1 :]))
 
     # --- costs ----------------------------------------------------------------------------------------------

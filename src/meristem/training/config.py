@@ -83,6 +83,56 @@ class TrainConfig:
 
 
 @dataclass(frozen=True)
+class GrowthConfig:
+    """Extra depth that grows during training (`policy = "sgt"`), and the record of head entropies (`observe`).
+
+    The structure is fixed from the start where `layers` are named, or taken over from another run, `like`.
+    """
+
+    policy: str = "none"  # or sgt
+    unit: str = "head"  # what is run again: some heads of a layer, or the whole block (then fixed from the start)
+    passes: int = 1  # extra passes of a layer at most
+    heads: str = "high"  # which heads: of high or low entropy, random, or all
+    heads_per_layer: int = 2
+    layers: tuple[int, ...] = ()  # none named: layers grow
+    max_layers: int = 3
+    shortlist: int = 3  # layers of highest entropy that may grow
+    excluded: tuple[int, ...] = (0,)  # layers that never grow
+    order: str = "deep_first"  # or shallow_first
+    start: float = 0.05  # first decision: part of the run below 1, updates from 1 on
+    window: float = 0.05  # between decisions, and until a new pass is at full strength
+    beta: float = 0.5  # memory of the entropies' average
+    birth: str = "gate"  # or paper: all heads at once, those not chosen fade
+    train_gates: bool = True
+    seed: int = 0  # of random heads
+    like: str | None = None  # a run whose grown layers and heads are taken from the start
+    observe: bool = False  # record the entropy of every head
+    observe_every: int = 0  # updates; a hundredth of the run if 0
+    probe: str = "rows"  # how entropy is measured: on some rows of a sequence, or fused on its last half
+    rows: int = 16
+
+    def __post_init__(self) -> None:
+        for name, allowed in (("policy", ("none", "sgt")), ("unit", ("head", "block"))):
+            if getattr(self, name) not in allowed:
+                raise InputError(f"growth.{name}", getattr(self, name), f"must be one of {', '.join(allowed)}")
+        if self.observe_every < 0:
+            raise InputError("growth.observe_every", self.observe_every, "must be 0 or above")
+        if self.layers and self.like is not None:
+            raise InputError("growth.like", self.like, "cannot be given together with growth.layers")
+        static = bool(self.layers) or self.like is not None
+        if self.unit == "block" and not static:
+            expected = "runs from the first step on; name growth.layers, or a run in growth.like"
+            raise InputError("growth.unit", self.unit, expected)
+        if self.unit == "head" and self.layers and self.heads in ("high", "low"):
+            raise InputError(
+                "growth.heads", self.heads,
+                "needs entropies, which a run has not got yet; use random or all, or name a run in growth.like",
+            )  # fmt: skip
+        if self.policy == "none" and (static or self.unit == "block"):
+            raise InputError("growth.policy", self.policy, "must be sgt for growth.layers, growth.like or growth.unit")
+
+
+@dataclass(frozen=True)
 class EvalConfig:
     """Held-out loss during the run, on windows that never change."""
 
@@ -115,6 +165,7 @@ class Config:
     data: DataConfig = field(default_factory=DataConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    growth: GrowthConfig = field(default_factory=GrowthConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     log: LogConfig = field(default_factory=LogConfig)
@@ -124,7 +175,7 @@ class Config:
             "train.steps": 1, "train.batch_size": 1, "train.max_skipped": 1, "eval.every": 0, "eval.windows": 1,
             "eval.batch": 1, "checkpoint.every": 0, "checkpoint.keep": 1, "log.every": 1,
         }  # fmt: skip
-        for name in ("model.shuffle_seed", "data.seed", "train.seed"):
+        for name in ("model.shuffle_seed", "data.seed", "train.seed", "growth.seed"):
             if not 0 <= self[name] < 2**63:
                 raise InputError(name, self[name], "must be from 0 to 2^63 - 1")
         for name, minimum in minimums.items():

@@ -18,7 +18,33 @@ if TYPE_CHECKING:
 def describe_structure(plan: Plan) -> str:
     """Head counts over depth in a few characters, such as `heads 3x2 6x2 8x2 12x6`."""
     runs = [(heads, len(list(group))) for heads, group in groupby(plan.heads)]
-    return "heads " + " ".join(f"{heads}x{count}" for heads, count in runs)
+    text = "heads " + " ".join(f"{heads}x{count}" for heads, count in runs)
+    loops = describe_loops(plan)
+    return f"{text}, looped {loops}" if loops else text
+
+
+def describe_loops(plan: Plan) -> str:
+    """What is run again, such as `L10:h3,h7 x1 L7:h0,h2 x1`, or `L10:block x1`; empty if nothing is."""
+    parts = []
+    for index, layer in enumerate(plan.layers):
+        if layer.loop is not None:
+            parts.append(f"L{index}:{','.join(f'h{head}' for head in layer.loop.heads)} x{layer.loop.passes}")
+        elif layer.repeats:
+            parts.append(f"L{index}:block x{layer.repeats}")
+    return " ".join(reversed(parts))
+
+
+def describe_growth(event: dict[str, Any]) -> str:
+    """A decision in one line."""
+    heads = ", ".join(map(str, event["heads"] or ()))
+    done = {
+        "add": f"layer {event['layer']} now loops heads {heads}",
+        "deepen": f"layer {event['layer']} now loops heads {heads} in {event['passes']} passes",
+        "fix": "growth has ended",
+        "wait": "no growth",
+    }[event["action"]]
+    listed = f" {event['shortlist']}" if event["shortlist"] else ""
+    return f"{done} ({event['rule']}{'; shortlist' if listed else ''}{listed})"
 
 
 def describe_time(seconds: float) -> str:
@@ -38,8 +64,10 @@ class Display(Protocol):
 
     def note(self, text: str) -> None: ...
 
+    def restructured(self, plan: Plan) -> None: ...
 
-def _parts(values: dict[str, Any]) -> dict[str, str]:
+
+def _parts(values: dict[str, Any], loops: str = "") -> dict[str, str]:
     loss = values.get("loss")
     parts = {"loss": f"loss {'not finite' if loss is None else format(loss, '.4f')}"}
     if values.get("held_out") is not None:
@@ -52,6 +80,8 @@ def _parts(values: dict[str, Any]) -> dict[str, str]:
         parts["skipped"] = f"{values['skipped']} skipped"
     if values.get("left") is not None:
         parts["left"] = f"{describe_time(values['left'])} left"
+    if loops:
+        parts["loops"] = loops
     return parts
 
 
@@ -62,12 +92,12 @@ def _short_speed(speed: float) -> str:
     return f"{speed:.0f} tok/s"
 
 
-def _fitting(values: dict[str, Any], width: int) -> str:
+def _fitting(values: dict[str, Any], width: int, loops: str = "") -> str:
     """The numbers in `width` characters; where they are too many, the least important go first."""
-    parts = _parts(values)
+    parts = _parts(values, loops)
     if "speed" in parts:
         parts["speed"] = _short_speed(values["tokens_per_second"])
-    for name in ("mfu", "held_out", "skipped", "speed", "left"):
+    for name in ("mfu", "held_out", "skipped", "loops", "speed", "left"):
         if len("  ".join(parts.values())) > width:
             parts.pop(name, None)
     return "  ".join(parts.values())
@@ -77,7 +107,7 @@ class Lines:
     """A line per logged step, but at most one a second besides the first and the last."""
 
     def __init__(self, plan: Plan, steps: int) -> None:
-        self.structure = describe_structure(plan)
+        self.structure, self.loops = describe_structure(plan), describe_loops(plan)
         self.steps = steps
         self.printed: float | None = None
 
@@ -93,13 +123,14 @@ class Lines:
         if self.printed is not None and now - self.printed < 1.0 and values["step"] < self.steps:
             return
         self.printed = now
-        print(
-            f"step {values['step']:>{len(str(self.steps))}}/{self.steps}  " + "  ".join(_parts(values).values()),
-            flush=True,
-        )
+        parts = "  ".join(_parts(values, self.loops).values())
+        print(f"step {values['step']:>{len(str(self.steps))}}/{self.steps}  {parts}", flush=True)
 
     def note(self, text: str) -> None:
         print(text, flush=True)
+
+    def restructured(self, plan: Plan) -> None:
+        self.loops = describe_loops(plan)
 
 
 class Live:
@@ -111,7 +142,7 @@ class Live:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
         from rich.table import Column
 
-        self.structure = describe_structure(plan)
+        self.structure, self.loops = describe_structure(plan), describe_loops(plan)
         self.beside = self.BAR + 1 + len(f"{steps}/{steps}") + 1  # columns of bar and counter, which never shrink
         self.progress = Progress(
             BarColumn(self.BAR, table_column=Column(no_wrap=True, min_width=self.BAR)),
@@ -132,11 +163,14 @@ class Live:
         self.progress.stop()
 
     def update(self, values: dict[str, Any]) -> None:
-        numbers = _fitting(values, self.progress.console.width - self.beside)
+        numbers = _fitting(values, self.progress.console.width - self.beside, self.loops)
         self.progress.update(self.task, completed=values["step"], numbers=numbers)
 
     def note(self, text: str) -> None:
         self.progress.console.print(text, highlight=False, markup=False)
+
+    def restructured(self, plan: Plan) -> None:
+        self.loops = describe_loops(plan)
 
 
 class Silent:
@@ -152,6 +186,9 @@ class Silent:
         pass
 
     def note(self, text: str) -> None:
+        pass
+
+    def restructured(self, plan: Plan) -> None:
         pass
 
 

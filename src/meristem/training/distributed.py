@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from meristem.training.devices import choose_device
@@ -31,15 +31,8 @@ class Processes:
 
     def wrap(self, model: nn.Module) -> nn.Module:
         """The model with gradients averaged over processes; itself if there is only one."""
-        return model if self.world == 1 else DistributedDataParallel(model)
-
-    def mean(self, values: Tensor) -> Tensor:
-        """The average of a small vector over all processes."""
-        if self.world > 1:
-            values = values.clone()
-            dist.all_reduce(values)
-            values /= self.world
-        return values
+        # Buffers are tables and schedules, the same everywhere.
+        return model if self.world == 1 else DistributedDataParallel(model, broadcast_buffers=False)
 
     def wait(self) -> None:
         """Until all processes are here."""

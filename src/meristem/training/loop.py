@@ -17,6 +17,7 @@ from meristem.evaluation.held_out import held_out_loss, held_out_windows
 from meristem.model import Decoder
 from meristem.model.backends import choose_backends
 from meristem.plan import Plan
+from meristem.ranks import mean_over_ranks
 from meristem.training.checkpoint import (
     Checkpoint,
     checkpoint_name,
@@ -27,14 +28,15 @@ from meristem.training.checkpoint import (
     write_atomically,
 )
 from meristem.training.config import Config, check_resumable
-from meristem.training.devices import compute_dtype, describe_device
+from meristem.training.devices import autocast, compute_dtype, describe_device
 from meristem.training.display import make_display
 from meristem.training.distributed import Processes, processes
 from meristem.training.gradients import Gradients
+from meristem.training.growing import make_grower, starting_plan
 from meristem.training.lock import run_lock
 from meristem.training.meter import Clock, Reading, Readings
 from meristem.training.optimizer import guarded_update, learning_rate, make_optimizer
-from meristem.training.recorder import Progress, Recorder, due
+from meristem.training.recorder import Progress, Recorder, due, step_flops
 from meristem.training.run import RunFolder
 from meristem.training.signals import StopSignals
 from meristem.training.trackers import check_trackers
@@ -55,7 +57,7 @@ def train(config: Config, out: str | Path) -> Outcome:
     with processes(config.train.device) as peers:
         config = _at_home(config)
         data = TokenData.open(config.data.path)
-        plan = config.model.build(padded_vocabulary(data.index.tokenizer.vocabulary))
+        plan = starting_plan(config, config.model.build(padded_vocabulary(data.index.tokenizer.vocabulary)))
         _check(config, plan, data, peers)
         if peers.first:
             RunFolder.create(Path(out), config, plan, data)
@@ -103,10 +105,11 @@ class Trainer:
     ) -> None:
         torch.manual_seed(config.train.seed)
         device = peers.device
-        self.folder, self.config, self.plan, self.peers = folder, config, plan, peers
+        self.folder, self.config, self.peers = folder, config, peers
         self.model = Decoder(plan, seed=config.train.seed).to(device)
         self.kernels = self.model.use_attention(device, compute_dtype(device), config.train.attention)
         self.optimizer = make_optimizer(self.model, config.optimizer)
+        self.grower = make_grower(config, self.model, self.optimizer, folder.plan)
         self.progress = Progress()
         self.begins = checkpoint is None
         if checkpoint is not None:
@@ -114,11 +117,19 @@ class Trainer:
             restore_optimizer(self.model, self.optimizer, checkpoint.optimizer)
             restore_rng(checkpoint.rng)
             skipped, in_a_row = checkpoint.state["skipped"], checkpoint.state["skipped_in_a_row"]
-            self.progress = Progress(checkpoint.step, skipped, in_a_row, _last_held_out(folder))
+            flops = checkpoint.state.get("flops", checkpoint.step * step_flops(config, plan))
+            self.progress = Progress(checkpoint.step, skipped, in_a_row, _last_held_out(folder), flops)
+            if self.grower is not None:
+                self.grower.load_state_dict(checkpoint.state["growth"])
         self.compiled = device.type == "cuda" if config.train.compile is None else config.train.compile
         self.gradients = Gradients(peers.wrap(self.model), compile=self.compiled, device=device)
         self.stream, self.sampler, self.windows = _inputs(config, plan, data)
         self.readings, self.clock = Readings(), Clock()
+
+    @property
+    def plan(self) -> Plan:
+        """The present structure."""
+        return self.model.plan
 
     def run(self) -> Outcome:
         """Train to the end of the run, or to the first request to stop."""
@@ -126,7 +137,7 @@ class Trainer:
         with (
             make_display(self.plan, steps, speaks=self.peers.first) as display,
             StopSignals() as stop,
-            Recorder(self.folder, self.config, self.plan, self.peers, display, progress.step) as record,
+            Recorder(self.folder, self.config, self.plan, self.peers, display, progress) as record,
         ):
             record.event(
                 "start" if self.begins else "resume", progress.step,
@@ -142,6 +153,7 @@ class Trainer:
             while progress.step < steps and not stopping:
                 reading = self.update(stop.asked)
                 stopping = self.settle(reading, record)
+                stopping = self.grow(record) or stopping
                 stopping = self.pause(stopping, record)
             if not stopping or progress.step == steps:
                 record.event("finished", progress.step)
@@ -154,10 +166,10 @@ class Trainer:
     def update(self, asked_to_stop: bool) -> Reading | None:
         """One step. Its numbers are still on their way; what comes back are those of the step before."""
         step = self.progress.step
-        tokens, labels = _batch(self.stream, self.sampler, step, self.config, self.peers)
-        loss = self.gradients(tokens, labels)
+        self.tokens, labels = _batch(self.stream, self.sampler, step, self.config, self.peers)
+        loss = self.gradients(self.tokens, labels)
         shared = torch.stack((loss, torch.full_like(loss, float(asked_to_stop))))
-        loss, asked = self.peers.mean(shared).unbind()  # all processes decide from the same numbers
+        loss, asked = mean_over_ranks(shared).unbind()  # all processes decide from the same numbers
         lr = learning_rate(step, self.config.train.steps, self.config.optimizer)
         norm, skipped = guarded_update(self.optimizer, lr, loss, self.config.optimizer.clip)
         self.progress.step = step + 1
@@ -175,6 +187,26 @@ class Trainer:
         if self.progress.skipped_in_a_row >= self.config.train.max_skipped:
             raise RunError(_too_many_skipped(self.progress, self.folder))
         return reading.stop
+
+    def grow(self, record: Recorder) -> bool:
+        """Let the model grow if it is time; whether a stop was asked for by then."""
+        if self.grower is None:
+            return False
+        step = self.progress.step
+        with autocast(self.peers.device):
+            growth = self.grower.step(self.tokens.flatten(0, 1))
+        stopping = False
+        if growth.changed or growth.events:
+            stopping = self.settle(self.readings.flush(), record)
+            self.clock.pause()
+        if growth.changed:
+            self.gradients.restructured()
+            record.restructured(step, self.plan)
+        for event in growth.events:
+            record.growth(step, event)
+        if growth.observation is not None:
+            record.observation(step, growth.observation)
+        return stopping
 
     def pause(self, stopping: bool, record: Recorder) -> bool:
         """Evaluate and save, each when it is due, or save to stop; whether to stop."""
@@ -200,7 +232,8 @@ class Trainer:
                 self.folder.checkpoints, progress.step, model=self.model, optimizer=self.optimizer,
                 keep=config.checkpoint.keep,
                 state={
-                    "plan": self.plan.to_dict(), "skipped": progress.skipped,
+                    "plan": self.plan.to_dict(), "skipped": progress.skipped, "flops": record.flops(progress.step),
+                    "growth": None if self.grower is None else self.grower.state_dict(),
                     "skipped_in_a_row": progress.skipped_in_a_row, "processes": self.peers.world,
                     "seeds": {"weights": config.train.seed, "data": config.data.seed},
                     "meristem": __version__, "torch": torch.__version__,
@@ -235,8 +268,11 @@ def _held(folder: RunFolder, peers: Processes) -> AbstractContextManager[None]:
 
 
 def _at_home(config: Config) -> Config:
-    """The configuration with a data path that holds from any folder."""
-    return replace(config, data=replace(config.data, path=str(Path(config.data.path).resolve())))
+    """The configuration with paths that hold from any folder."""
+    growth = config.growth
+    if growth.like is not None:
+        growth = replace(growth, like=str(Path(growth.like).resolve()))
+    return replace(config, data=replace(config.data, path=str(Path(config.data.path).resolve())), growth=growth)
 
 
 def _micro_batch(config: Config, peers: Processes) -> int:

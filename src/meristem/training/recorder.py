@@ -9,7 +9,7 @@ from typing import Any
 from meristem.plan import Plan
 from meristem.training.config import Config, flatten
 from meristem.training.devices import peak_flops
-from meristem.training.display import Display
+from meristem.training.display import Display, describe_growth
 from meristem.training.distributed import Processes
 from meristem.training.meter import Clock, Reading
 from meristem.training.optimizer import learning_rate
@@ -25,6 +25,7 @@ class Progress:
     skipped: int = 0
     skipped_in_a_row: int = 0
     held_out: float | None = None
+    flops: int = 0  # counted until `step` when the run was begun or resumed
 
     def count(self, reading: Reading) -> None:
         self.skipped += reading.skipped
@@ -41,14 +42,14 @@ class Recorder:
         plan: Plan,
         peers: Processes,
         display: Display,
-        first_step: int = 0,
+        progress: Progress,
     ) -> None:
         self.folder, self.config, self.peers, self.display = folder, config, peers, display
         self.tokens_per_step = config.train.batch_size * plan.context
-        peak = peak_flops(peers.device)
-        self.flops_share = None if peak is None else plan.cost.training.full / (peak * peers.world)
+        self._counted = progress.step, progress.flops
+        self._plan = plan
         names = config.log.trackers if peers.first else ()
-        self.trackers = make_trackers(names, folder.path, flatten(config), first_step)
+        self.trackers = make_trackers(names, folder.path, flatten(config), progress.step)
 
     def __enter__(self) -> Recorder:
         return self
@@ -56,6 +57,30 @@ class Recorder:
     def __exit__(self, *exception: Any) -> None:
         for tracker in self.trackers:
             tracker.close()
+
+    def flops(self, step: int) -> int:
+        """Training FLOPs counted until a step, with what the structure of the time needed (causal attention)."""
+        since, flops = self._counted
+        return flops + (step - since) * step_flops(self.config, self._plan)
+
+    def restructured(self, step: int, plan: Plan) -> None:
+        """The model has another structure from `step` on."""
+        self._counted = step, self.flops(step)
+        self._plan = plan
+        self.display.restructured(plan)
+
+    def growth(self, step: int, event: dict[str, Any]) -> None:
+        """A decision about the structure."""
+        kind = event.pop("event")
+        self.event(kind, step, **event, plan=self._plan.digest)
+        self.display.note(f"step {step}: {describe_growth(event)}")
+        for loop in event.get("loops", ()):
+            if max(loop["update"]) > 1:
+                self.display.note(f"warning: the loop of layer {loop['layer']} adds more than the stream itself holds")
+
+    def observation(self, step: int, facts: dict[str, Any]) -> None:
+        if self.peers.first:
+            self.folder.append(self.folder.entropy, {"step": step, **facts})
 
     def step(self, reading: Reading, state: Progress, clock: Clock) -> None:
         if not self.peers.first:
@@ -73,8 +98,9 @@ class Recorder:
             "gradient_norm": _finite(reading.gradient_norm),
             "lr": learning_rate(reading.step - 1, steps, self.config.optimizer),
             "tokens": reading.step * self.tokens_per_step,
+            "flops": self.flops(reading.step),
             "tokens_per_second": rate,
-            "mfu": None if rate is None or self.flops_share is None else rate * self.flops_share,
+            "mfu": self._mfu(rate),
             "skipped": state.skipped,
         }
         self._write(entry)
@@ -90,11 +116,22 @@ class Recorder:
         if self.peers.first:
             self.folder.append(self.folder.events, {"step": step, "event": kind, **facts})
 
+    def _mfu(self, rate: float | None) -> float | None:
+        peak = peak_flops(self.peers.device)
+        if rate is None or peak is None:
+            return None
+        return rate * self._plan.cost.training.full / (peak * self.peers.world)
+
     def _write(self, entry: dict[str, Any]) -> None:
         self.folder.append(self.folder.metrics, entry)
         numbers = {k: float(v) for k, v in entry.items() if k != "step" and v is not None}
         for tracker in self.trackers:
             tracker.log(entry["step"], numbers)
+
+
+def step_flops(config: Config, plan: Plan) -> int:
+    """Training FLOPs of one update, as counted by the plan's formulas for causal attention."""
+    return config.train.batch_size * plan.context * plan.cost.training.causal
 
 
 def due(step: int, steps: int, every: int) -> bool:

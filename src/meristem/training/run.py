@@ -30,7 +30,10 @@ from meristem.training.devices import choose_device
 
 @dataclass(frozen=True)
 class RunFolder:
-    """Paths of a run, and its logs: `metrics.jsonl` has a line per logged step, `events.jsonl` one per happening."""
+    """Paths of a run, and its logs, which are lines of JSON.
+
+    `metrics.jsonl` has a line per logged step, `events.jsonl` one per happening, `entropy.jsonl` one per observation.
+    """
 
     path: Path
 
@@ -45,6 +48,10 @@ class RunFolder:
     @property
     def events(self) -> Path:
         return self.path / "events.jsonl"
+
+    @property
+    def entropy(self) -> Path:
+        return self.path / "entropy.jsonl"
 
     @classmethod
     def create(cls, path: Path, config: Config, plan: Plan, data: TokenData) -> RunFolder:
@@ -79,7 +86,14 @@ class RunFolder:
 
     @property
     def plan(self) -> Plan:
+        """The plan that the run began with."""
         return Plan.load(self.path / "plan.json")
+
+    @property
+    def newest_plan(self) -> Plan:
+        """The plan of the newest checkpoint, with what has grown until then."""
+        checkpoints = list_checkpoints(self.checkpoints)
+        return Plan.from_dict(read_json(checkpoints[-1] / "state.json")["plan"]) if checkpoints else self.plan
 
     def check_data(self, data: TokenData) -> None:
         """Refuse to go on with other data than the run began with."""
@@ -102,7 +116,9 @@ class RunFolder:
 
     def rewind(self, step: int) -> None:
         """Forget metrics and events recorded after the checkpoint that the run goes on from."""
-        for log in (self.metrics, self.events):
+        for log in (self.metrics, self.events, self.entropy):
+            if not log.is_file():
+                continue
             kept = [json.dumps(entry) + "\n" for entry in self.read(log) if entry["step"] <= step]
             write_atomically(log, "".join(kept))
 

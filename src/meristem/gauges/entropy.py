@@ -1,0 +1,133 @@
+"""How widely each head looks: the entropy of its attention, from 0 (one token) to 1 (all tokens alike).
+
+No attention map is ever formed. Of a few probe rows the scores are enough; for all rows at once there is an identity:
+with s the scores of a query and p their softmax, the entropy is lse(s) - sum p s, and because s = scale * q . k, the
+sum is scale * q . (sum p k), which is ordinary fused attention with the keys in place of the values.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from meristem.errors import InputError
+from meristem.model import Decoder
+from meristem.model.block import Pass
+
+FORMS = ("rows", "fused")
+
+
+@dataclass(frozen=True)
+class EntropyGauge:
+    """How entropy is measured: on `rows` query rows of each sequence, or `fused` on all of its last half.
+
+    One row, the last, is the published choice; 16 rows are steadier for the small batches used here.
+    """
+
+    rows: int = 16
+    form: str = "rows"
+
+    def __post_init__(self) -> None:
+        if self.rows < 1:
+            raise InputError("rows", self.rows, "must be at least 1")
+        if self.form not in FORMS:
+            raise InputError("form", self.form, f"must be one of {', '.join(FORMS)}")
+
+    def of_heads(self, queries: Tensor, keys: Tensor) -> Tensor:
+        """Normalised entropy of each head, (h,), summed over the batch; mean over rows."""
+        length = queries.shape[2]
+        rows = probe_rows(length, self.rows) if self.form == "rows" else torch.arange(length // 2, length)
+        rows = rows.to(queries.device)
+        entropy = (
+            row_entropies(queries, keys, rows) if self.form == "rows" else fused_entropies(queries, keys)[..., rows]
+        )
+        return (entropy / torch.log(rows + 1.0)).mean(-1).sum(0)
+
+
+@dataclass(frozen=True)
+class HeadReadings:
+    """What one pass over a batch told. Entropies are sums over its sequences, all heads of all layers in a row."""
+
+    entropy: Tensor  # (sum of head counts,)
+    updates: dict[tuple[int, int], Tensor]  # for each (layer, pass) that is run again: |update| / |stream|
+
+
+@torch.no_grad()
+def read_heads(model: Decoder, tokens: Tensor, gauge: EntropyGauge) -> HeadReadings:
+    """Run the model over tokens (B, T) and measure every head.
+
+    A looped head reports its last pass, the others the normal one.
+    """
+    if tokens.shape[1] < 2:
+        raise InputError("tokens", tokens.shape[1], "positions are too few: entropy needs at least 2")
+    entropies: list[Tensor] = []
+    updates: dict[tuple[int, int], Tensor] = {}
+
+    def watch(layer: int, number: int, seen: Pass) -> None:
+        entropy = gauge.of_heads(seen.queries, seen.keys)
+        if number == 0:
+            entropies.append(entropy)
+            return
+        loop = model.plan.layers[layer].loop
+        heads = slice(None) if loop is None else list(loop.heads)
+        entropies[layer][heads] = entropy
+        updates[layer, number] = seen.update.float().norm() / seen.stream.float().norm()
+
+    model.hidden(tokens, watch=watch)
+    return HeadReadings(torch.cat(entropies), updates)
+
+
+def probe_rows(length: int, count: int) -> Tensor:
+    """Positions of the probe rows: the last one, or `count` spread over the last half, the last among them."""
+    if count == 1:
+        return torch.tensor([length - 1])
+    first = max(1, length // 2)
+    return torch.linspace(first, length - 1, min(count, length - first), dtype=torch.float64).round().long()
+
+
+@torch.no_grad()
+def row_entropies(queries: Tensor, keys: Tensor, rows: Tensor) -> Tensor:
+    """Entropy in nats of some query rows, (B, h, rows).
+
+    Queries (B, h, T, e) and keys (B, kv heads, T, e) are turned to their positions; computed in float32 or float64.
+    """
+    queries, keys = _widened(queries, keys)
+    with torch.autocast(queries.device.type, enabled=False):
+        scores = queries[:, :, rows] @ keys.transpose(-1, -2) / math.sqrt(queries.shape[-1])
+    visible = torch.arange(keys.shape[2], device=rows.device) <= rows[:, None]
+    total = scores.masked_fill(~visible, -math.inf).logsumexp(-1, keepdim=True)
+    expected = ((scores - total).exp() * scores).masked_fill(~visible, 0).sum(-1)
+    return (total[..., 0] - expected).clamp(min=0)
+
+
+@torch.no_grad()
+def fused_entropies(queries: Tensor, keys: Tensor) -> Tensor:
+    """Entropy in nats of all query rows, (B, h, T), in memory that grows with T only."""
+    queries, keys = _widened(queries, keys)
+    mean_key, total = _attention_with_lse(queries, keys)
+    expected = (queries * mean_key).sum(-1) / math.sqrt(queries.shape[-1])
+    return (total - expected).clamp(min=0)
+
+
+def _widened(queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
+    wide = torch.float64 if queries.dtype == torch.float64 else torch.float32
+    keys = keys.repeat_interleave(queries.shape[1] // keys.shape[1], dim=1)
+    return queries.to(wide), keys.to(wide)
+
+
+def _attention_with_lse(queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
+    """Causal attention with the keys as values, and the log-sum-exp of the scores.
+
+    The operators under scaled_dot_product_attention are called by name because it does not hand out the latter.
+    """
+    queries, keys = queries.contiguous(), keys.contiguous()
+    if queries.is_cuda:
+        mixed, total, *_ = torch.ops.aten._scaled_dot_product_efficient_attention(
+            queries, keys, keys, None, True, 0.0, True
+        )
+        return mixed, total[..., : queries.shape[2]]  # it pads the rows
+    mixed, total = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(queries, keys, keys, 0.0, True)
+    return mixed, total

@@ -1,0 +1,37 @@
+"""The baseline that SGT is measured against: whole blocks run more than once, from the first step to the last."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from meristem.growth.edits import RepeatBlock
+from meristem.growth.sgt import Sgt, SgtState
+from meristem.plan import Plan
+
+
+@dataclass(frozen=True)
+class BlockLoop:
+    """The chosen blocks are executed `times` more times, attention and feed-forward, with the same weights."""
+
+    layers: tuple[int, ...]
+    times: int = 1
+
+    @classmethod
+    def chosen(cls, entropies: Sequence[Sequence[float]], rule: Sgt) -> BlockLoop:
+        """The layers that `rule` would grow, one after the other, if the entropies stayed as they are."""
+        return cls(steady_layers(entropies, rule))
+
+    def prepare(self, plan: Plan) -> Plan:
+        """The plan with the blocks repeated."""
+        for layer in self.layers:
+            plan = RepeatBlock(layer, self.times).apply(plan)
+        return plan
+
+
+def steady_layers(entropies: Sequence[Sequence[float]], rule: Sgt) -> tuple[int, ...]:
+    """The layers that `rule` selects, in its order, when the entropies never change."""
+    state = SgtState()
+    for decision in range(rule.max_layers * rule.passes):
+        state = rule.decide(state, decision, entropies).state
+    return tuple(grown.layer for grown in state.grown)

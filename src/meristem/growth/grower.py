@@ -1,0 +1,201 @@
+"""The grower ties a policy to a model: it measures, asks, edits, and says what it did."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from meristem.errors import InputError
+from meristem.gauges.entropy import EntropyGauge, HeadReadings, read_heads
+from meristem.growth.sgt import Sgt, SgtState
+from meristem.model import Decoder
+from meristem.ranks import from_first_rank, rank, require_equal, sum_over_ranks, world
+
+SEQUENCES = 8  # of the whole batch, over all processes, that a measurement looks at
+
+
+@dataclass
+class Average:
+    """An exponential average that starts from nothing; `mean` corrects for its short memory."""
+
+    beta: float
+    value: Tensor | None = None
+    count: int = 0
+
+    def add(self, value: Tensor) -> None:
+        before = torch.zeros_like(value) if self.value is None else self.value
+        self.value = self.beta * before + (1 - self.beta) * value
+        self.count += 1
+
+    @property
+    def mean(self) -> Tensor:
+        assert self.value is not None
+        return self.value / (1 - self.beta**self.count)
+
+
+@dataclass(frozen=True)
+class Growth:
+    """What a step brought: decisions with their reasons, whether the structure changed, and an observation if due."""
+
+    events: list[dict[str, Any]] = field(default_factory=list)
+    changed: bool = False
+    observation: dict[str, Any] | None = None
+
+
+class Grower:
+    """Grows `model` while it trains: call `step` after every update of the optimizer.
+
+    The model is built from `policy.prepare(plan)`. With `observe_every` the entropy of every head is reported every so
+    many updates; without a policy that is all a grower does. Under torch.distributed the processes measure together,
+    the first one decides, and all compare their plans.
+    """
+
+    def __init__(
+        self,
+        model: Decoder,
+        optimizer: torch.optim.Optimizer | None = None,
+        policy: Sgt | None = None,
+        *,
+        gauge: EntropyGauge = EntropyGauge(),  # noqa: B008  (immutable)
+        observe_every: int = 0,
+    ) -> None:
+        if policy is not None and policy.prepare(model.plan).gates != model.plan.gates:
+            raise InputError("model.plan.gates", model.plan.gates, "build the model from policy.prepare(plan)")
+        if model.gate_delta is not None and optimizer is not None:
+            held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+            if id(model.gate_delta) not in held:
+                raise InputError("optimizer", "gate_delta missing", "must hold all parameters of the model")
+        self.model, self.policy, self.gauge, self.observe_every = model, policy, gauge, observe_every
+        self.done = 0
+        self.state = SgtState()
+        self.average = Average(0.0 if policy is None else policy.beta)
+
+    def step(self, tokens: Tensor) -> Growth:
+        """Measure and grow, when either is due, after an update on tokens (B, T), this process's share of the batch."""
+        self.done += 1
+        policy, done = self.policy, self.done
+        probes = policy is not None and policy.probes(self.state, done)
+        observes = self.observe_every > 0 and done % self.observe_every == 0
+        readings = self._measure(tokens) if probes or observes else None
+        if readings is not None and probes:
+            self.average.add(readings.entropy)
+        observation = self._observation(readings) if observes and readings is not None else None
+        events: list[dict[str, Any]] = []
+        changed = False
+        if policy is not None:
+            if policy.decides(self.state, done):
+                assert readings is not None
+                events.append(self._decide(policy, readings))
+            changed = self._apply(policy)
+            if changed:
+                require_equal(self.model.plan.digest, "plan")
+            if policy.is_ramping(self.state, done):
+                self._set_ramps(policy)
+        return Growth(events, changed, observation)
+
+    # --- measuring --------------------------------------------------------------------------------------------------
+
+    def _measure(self, tokens: Tensor) -> HeadReadings:
+        """Entropies averaged over the same few sequences of the batch however many processes share it."""
+        mine = len(tokens)
+        stride = max(1, mine * world() // SEQUENCES)
+        chosen = [i for i in range(mine) if (rank() * mine + i) % stride == 0]
+        readings = read_heads(self.model, tokens[chosen or [0]], self.gauge)
+        weight = float(len(chosen))
+        share = torch.cat((readings.entropy * (weight > 0), torch.full_like(readings.entropy[:1], weight)))
+        total = sum_over_ranks(share)
+        return HeadReadings(total[:-1] / total[-1], readings.updates)
+
+    def _by_layer(self, entropy: Tensor) -> list[list[float]]:
+        values = entropy.tolist()
+        return [values[a:b] for a, b in pairwise(accumulate(self.model.plan.heads, initial=0))]
+
+    def _observation(self, readings: HeadReadings) -> dict[str, Any]:
+        return {"head_entropy": self._by_layer(readings.entropy), **self._loops(readings)}
+
+    def _loops(self, readings: HeadReadings) -> dict[str, Any]:
+        """Strength and relative size of every loop's update."""
+        gates = self.model.gates
+        loops = [
+            {
+                "layer": layer,
+                "heads": list(loop.heads),
+                "passes": loop.passes,
+                "gates": None if gates is None else gates[layer, : loop.passes, : len(loop.heads)].tolist(),
+                "update": [float(readings.updates[layer, n]) for n in range(1, loop.passes + 1)],
+            }
+            for layer, loop in self.model.plan.loops.items()
+        ]
+        return {"loops": loops} if loops else {}
+
+    # --- growing ----------------------------------------------------------------------------------------------------
+
+    def _decide(self, policy: Sgt, readings: HeadReadings) -> dict[str, Any]:
+        entropies = self._by_layer(self.average.mean)
+        before = self._loops(readings)
+        decision = from_first_rank(policy.decide(self.state, self.done, entropies))
+        self.state, self.average = decision.state, Average(policy.beta)
+        grown = next((g for g in self.state.grown if g.layer == decision.layer), None)
+        return {
+            "event": "growth",
+            "action": decision.action,
+            "layer": decision.layer,
+            "heads": None if grown is None else list(grown.heads),
+            "passes": None if grown is None else len(grown.births),
+            "rule": decision.rule,
+            "shortlist": list(decision.shortlist),
+            "layer_entropy": [sum(layer) / len(layer) for layer in entropies],
+            "head_entropy": entropies,
+            "next_decision": policy.next_decision(self.state),
+            **before,
+        }
+
+    def _apply(self, policy: Sgt) -> bool:
+        plan = self.model.plan
+        edits = policy.edits(plan, self.state, self.done)
+        for edit in edits:
+            plan = edit.apply(plan)
+        if edits:
+            self.model.restructure(plan)
+        return bool(edits)
+
+    @torch.no_grad()
+    def _set_ramps(self, policy: Sgt) -> None:
+        ramp = self.model.gate_ramp
+        assert ramp is not None
+        values = torch.ones(ramp.shape)
+        for layer, strengths in policy.ramps(self.model.plan, self.state, self.done).items():
+            passes, heads = len(strengths), len(strengths[0])
+            values[layer, :passes, :heads] = torch.tensor(strengths)
+        ramp.copy_(values.pin_memory() if ramp.is_cuda else values, non_blocking=True)
+
+    # --- state ------------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain values for JSON, from which `load_state_dict` goes on exactly."""
+        average = self.average
+        return {
+            "done": self.done,
+            "policy": self.state.to_dict(),
+            "average": {
+                "value": None if average.value is None else average.value.tolist(),
+                "count": average.count,
+            },
+        }
+
+    def load_state_dict(self, data: dict[str, Any]) -> None:
+        """Go on from a state; the model is given the structure that belongs to it."""
+        self.done, self.state = data["done"], SgtState.from_dict(data["policy"])
+        value: Sequence[float] | None = data["average"]["value"]
+        device = self.model.embedding.weight.device
+        tensor = None if value is None else torch.tensor(value, dtype=torch.float32, device=device)
+        self.average = Average(self.average.beta, tensor, data["average"]["count"])
+        if self.policy is not None:
+            self._apply(self.policy)
+            if self.state.grown:
+                self._set_ramps(self.policy)
