@@ -257,6 +257,19 @@ def test_eval_measures_and_draws(place: Path, call: Call, tmp_path: Path) -> Non
     refused(call("eval", run.path, "--windows", "-1"), "windows = -1", "at least 1")
 
 
+def test_growth_is_drawn_after_training_and_evaluation(place: Path, call: Call, tmp_path: Path) -> None:
+    run, picture = tmp_path / "run", tmp_path / "run" / "growth.svg"
+    growth = ("--growth.policy", "sgt", "--growth.start", "2", "--growth.window", "3")
+    assert call("train", place / "tiny.toml", "--out", run, "--train.steps", "8", *growth).code == 0
+    ElementTree.parse(picture)
+    picture.unlink()
+    said = call("eval", run, "--windows", "6", "--distance-windows", "2", "--device", "cpu")
+    assert str(picture) in said.out
+    ElementTree.parse(picture)
+    assert "run again" in (run / "structure.svg").read_text()  # the loops that the run began without
+    assert not (place / "run" / "growth.svg").exists()
+
+
 def test_generate_continues_the_prompt(place: Path, call: Call) -> None:
     greedy = ("generate", place / "run", "--prompt", "Page 3", "--tokens", "20", "--temperature", "0")
     said = call(*greedy)

@@ -6,55 +6,17 @@ import math
 import random
 import re
 from dataclasses import replace
-from xml.etree import ElementTree
 
 import pytest
 
 from meristem.errors import InputError
+from meristem.growth import RepeatBlock
 from meristem.plan import LayerPlan, Loop, Plan
-from meristem.report.figures import TIMES, loss_svg, structure_svg
+from meristem.report.figures import TIMES, looped, loss_svg, structure_svg
 from meristem.report.svg import BLUE, GREEN, ORANGE, PURPLE, compact, fit, nice_ticks, tick_labels
+from report.helpers import SVG, Element, assert_labels_are_inside_and_apart, number, parsed, texts
 
-SVG = "{http://www.w3.org/2000/svg}"
-Element = ElementTree.Element
 DISTANCES = [160.0, 119, 123, 107, 126, 147, 178, 159, 147, 200, 164, 109]
-
-
-def parsed(svg: str) -> Element:
-    return ElementTree.fromstring(svg)
-
-
-def texts(root: Element) -> list[str]:
-    return [node.text or "" for node in root.iter(f"{SVG}text")]
-
-
-def number(node: Element, name: str) -> float:
-    return float(node.get(name, "nan"))
-
-
-def extent(node: Element) -> tuple[float, float, float, float]:
-    """Left, top, right and bottom of a text in a wide font; a turned one is taken as upright."""
-    size, content = number(node, "font-size"), node.text or ""
-    length, height = 0.6 * size * len(content), 0.7 * size
-    x, y = number(node, "x"), number(node, "y")
-    left = {"start": x, "middle": x - length / 2, "end": x - length}[node.get("text-anchor", "start")]
-    if node.get("transform"):
-        return x - height / 2, y - length / 2, x + height / 2, y + length / 2
-    return left, y - height, left + length, y
-
-
-def assert_labels_are_inside_and_apart(root: Element) -> None:
-    boxes = [(extent(node), node.text) for node in root.iter(f"{SVG}text") if node.text]
-    width, height = number(root, "width"), number(root, "height")
-    for (left, top, right, bottom), content in boxes:
-        assert left >= 0, content
-        assert top >= 0, content
-        assert right <= width, content
-        assert bottom <= height, content
-    for i, (a, one) in enumerate(boxes):
-        for b, other in boxes[:i]:
-            apart = a[2] <= b[0] or b[2] <= a[0] or a[3] <= b[1] or b[3] <= a[1]
-            assert apart, (one, other)
 
 
 def boxes_of(root: Element, row: int) -> list[Element]:
@@ -99,7 +61,7 @@ def test_structure_labels_when_every_layer_differs(distance: float) -> None:
         plan = plan.with_layer(i, replace(plan.layers[i], loop=Loop((0, 3), 2)))
     root = parsed(structure_svg(plan, [distance] * 48, "a long title " * 30))
     assert texts(root).count(f"32 {TIMES} 64") == 48
-    assert texts(root).count(f"2 {TIMES} 2") == 24
+    assert texts(root).count(f"h0,h3 {TIMES}2") == 24
     assert_labels_are_inside_and_apart(root)
     assert all(number(node, "cx") < number(root, "width") for node in root.iter(f"{SVG}circle"))
 
@@ -145,14 +107,32 @@ def test_groups_and_loops_are_marked() -> None:
     legend = 1
     assert sum(node.get("fill") == GREEN for node in rects) == 2 + 4 + legend
     assert sum(node.get("stroke") == ORANGE for node in rects) == 2 + 1 + legend
-    assert {"kv heads", f"looped {TIMES} passes", f"2 {TIMES} 2", f"1 {TIMES} 1", '<&> "quoted"'} <= set(texts(root))
+    assert {"kv heads", "run again", f"h0,h3 {TIMES}2", f"h2 {TIMES}1", '<&> "quoted"'} <= set(texts(root))
+    assert texts(root).count(f"{TIMES}2") == 2  # in the boxes of the looped heads
+    assert texts(root).count(f"{TIMES}1") == 1
     assert sum(node.get("fill") == PURPLE for node in root.iter(f"{SVG}circle")) == 4
     assert_labels_are_inside_and_apart(root)
 
 
+def test_blocks_that_are_run_again_are_marked() -> None:
+    plan = RepeatBlock(2, 3).apply(Plan.uniform(layers=4, width=192, heads=6))
+    root = parsed(structure_svg(plan))
+    outlines = [node for node in root.iter(f"{SVG}rect") if node.get("stroke") == ORANGE]
+    assert sorted(number(node, "width") > 390 for node in outlines) == [False, True]  # the legend's, and the row's
+    assert f"block {TIMES}3" in texts(root)
+    assert texts(root).count(f"{TIMES}3") == 6
+    assert_labels_are_inside_and_apart(root)
+
+
+def test_many_looped_heads_are_counted() -> None:
+    layer = LayerPlan(12, 64, 12, Loop(tuple(range(12)), 1))
+    assert looped(layer) == f"12 heads {TIMES}1"
+    assert looped(LayerPlan(12, 64, 12)) == ""
+
+
 def test_plain_plans_have_no_columns_for_groups_and_loops() -> None:
     found = texts(parsed(structure_svg(Plan.prism(layers=6, width=192, heads=6))))
-    assert not any("kv" in content or "loop" in content for content in found)
+    assert not any("kv" in content or "again" in content for content in found)
 
 
 def test_even_attention_is_the_value_of_oracle_18() -> None:

@@ -42,7 +42,8 @@ BOXES_LEFT, BOXES_TOP, BOXES_WIDTH = 72, 94, 400
 NARROW, WIDE = "#d3e5f4", "#12497b"
 NARROW_DIM, WIDE_DIM = 16, 256  # a fixed range of shades, so that pictures of different plans compare
 DISTANCE_WIDTH = 240
-HEADS, KEYS, LOOPS = f"heads {TIMES} dim", "kv heads", f"looped {TIMES} passes"  # names of columns
+HEADS, KEYS, LOOPS = f"heads {TIMES} dim", "kv heads", "run again"  # names of columns
+NAMED_HEADS = 3  # in a label; more are counted
 
 PLOT_LEFT, PLOT_WIDTH, PLOT_HEIGHT, LABEL_WIDTH = 76, 700, 300, 124
 SHOWN_POINTS = 1000
@@ -88,7 +89,7 @@ def structure_svg(plan: Plan, distances: Sequence[float] | None = None, title: s
     facts = f"{count} layers, width {plan.width}, {_rounded(plan.parameters)} parameters"
     width = right + MARGIN
     height = bottom + (82 if legend else 48)
-    return document(width, height, title or facts, [*_heading(title or "Structure", facts, width), *parts, *legend])
+    return document(width, height, title or facts, [*heading(title or "Structure", facts, width), *parts, *legend])
 
 
 def loss_svg(train: Curve, held_out: Curve, title: str = "", tokens_per_step: int | None = None) -> str:
@@ -103,13 +104,13 @@ def loss_svg(train: Curve, held_out: Curve, title: str = "", tokens_per_step: in
     if not points:
         middle = (width / 2, top + PLOT_HEIGHT / 2)
         empty = text(middle, "no losses yet", size=14, colour=MUTED, anchor="middle")
-        return document(width, height, name, [*_heading(name, "", width), empty])
+        return document(width, height, name, [*heading(name, "", width), empty])
 
     last_step = max(step for step, _ in [*train, *held_out])
     shown = _thinned(train)
     smooth = _smoothed(shown)
     low, high = _loss_range(shown, [*smooth, *held_out])
-    frame = _Frame(PLOT_LEFT, top, PLOT_WIDTH, PLOT_HEIGHT, max(last_step, 1), low, high)
+    frame = Frame(PLOT_LEFT, top, PLOT_WIDTH, PLOT_HEIGHT, max(last_step, 1), low, high)
 
     curves = [
         polyline(frame.place(shown), BLUE, 1, opacity=0.3),
@@ -126,7 +127,7 @@ def loss_svg(train: Curve, held_out: Curve, title: str = "", tokens_per_step: in
         curves.append(triangle((frame.x(step), top + 8), 5, MUTED))
         facts += f"; off the scale at the triangle: {loss:.2f} at step {step:,}"
     parts = [
-        *_heading(name, facts, width),
+        *heading(name, facts, width),
         *_loss_axes(frame, tokens_per_step),
         # A few pixels of air, so that strokes and dots on the edge stay whole.
         window(frame.left - 5, top - 2, PLOT_WIDTH + 10, PLOT_HEIGHT + 4, *curves),
@@ -156,22 +157,32 @@ def _heads(layer: LayerPlan, y: float, row: float, scale: float) -> list[str]:
         boxes += [
             rect(BOXES_LEFT + i * group, top + height + 1.5, group - gap, bar, GREEN) for i in range(layer.kv_heads)
         ]
-    if layer.loop is not None:
-        # The outline lies inside its box and leaves it a core, however narrow the box is.
-        edge = min(2.5, 0.25 * (step - gap), 0.2 * height)
-        boxes += [
-            rect(
-                BOXES_LEFT + i * step + edge / 2,
-                top + edge / 2,
-                step - gap - edge,
-                height - edge,
-                "none",
-                stroke=ORANGE,
-                stroke_width=edge,
-            )
-            for i in layer.loop.heads
-        ]
-    return boxes
+    return boxes + _again(layer, top, height, scale, INK if share < 0.6 else BACKGROUND)
+
+
+def _again(layer: LayerPlan, top: float, height: float, scale: float, ink: str) -> list[str]:
+    """Outlines of what is run again, head by head or the whole block, with the number of times where there is room."""
+    if layer.loop is None and not layer.repeats:
+        return []
+    step = layer.head_dim * scale
+    gap = min(2.0, 0.2 * step)
+    # The outline lies inside its box and leaves it a core, however narrow the box is.
+    edge = min(2.5, 0.25 * (step - gap), 0.2 * height)
+    heads, times = (range(layer.heads), layer.repeats) if layer.loop is None else (layer.loop.heads, layer.loop.passes)
+    spans = [(0, layer.heads)] if layer.loop is None else [(head, 1) for head in heads]
+    parts = [
+        rect(
+            BOXES_LEFT + first * step + edge / 2, top + edge / 2, count * step - gap - edge, height - edge, "none",
+            stroke=ORANGE, stroke_width=edge,
+        )
+        for first, count in spans
+    ]  # fmt: skip
+    label = f"{TIMES}{times}"
+    size = min(12.0, 0.65 * height, (step - gap - 2 * edge) / (0.6 * len(label)))
+    if size > 6:
+        middles = [(BOXES_LEFT + (head + 0.5) * step - gap / 2, top + height / 2) for head in heads]
+        parts += [text(middle, label, size=size, colour=ink, anchor="middle", bold=True) for middle in middles]
+    return parts
 
 
 def _width_ruler(width: int, bottom: float, scale: float) -> list[str]:
@@ -192,7 +203,7 @@ def _columns(plan: Plan) -> tuple[dict[str, float], float]:
     widths = {HEADS: 82}
     if plan.kv_heads != plan.heads:
         widths[KEYS] = 62
-    if any(layer.loop for layer in plan.layers):
+    if any(layer.loop or layer.repeats for layer in plan.layers):
         widths[LOOPS] = 106
     x: float = BOXES_LEFT + BOXES_WIDTH + 28
     columns: dict[str, float] = {}
@@ -204,8 +215,8 @@ def _columns(plan: Plan) -> tuple[dict[str, float], float]:
 def _run_label(layer: LayerPlan, columns: dict[str, float], y: float, height: float, size: float) -> list[str]:
     """The numbers of a run of equal layers, once, behind a bracket along the run."""
     cells = {HEADS: f"{layer.heads} {TIMES} {layer.head_dim}", KEYS: f"{layer.kv_heads}"}
-    if layer.loop is not None:
-        cells[LOOPS] = f"{len(layer.loop.heads)} {TIMES} {layer.loop.passes}"
+    if layer.loop is not None or layer.repeats:
+        cells[LOOPS] = looped(layer)
     x = BOXES_LEFT + BOXES_WIDTH + 16
     return [
         line((x, y + 2), (x, y + height - 2), MUTED, 1.5),
@@ -215,6 +226,15 @@ def _run_label(layer: LayerPlan, columns: dict[str, float], y: float, height: fl
             if name in cells
         ),
     ]
+
+
+def looped(layer: LayerPlan) -> str:
+    """What a layer runs again and how often, such as `h3,h7 x2`, or the whole block."""
+    if layer.loop is None:
+        return f"block {TIMES}{layer.repeats}" if layer.repeats else ""
+    heads = layer.loop.heads
+    names = ",".join(f"h{head}" for head in heads) if len(heads) <= NAMED_HEADS else f"{len(heads)} heads"
+    return f"{names} {TIMES}{layer.loop.passes}"
 
 
 def even_distance(context: int) -> float:
@@ -255,9 +275,9 @@ def _legend(plan: Plan, y: float) -> list[str]:
             text((x + 28, y), "key/value head, shared by the heads above it", size=11),
         ]
         x += 300
-    if any(layer.loop for layer in plan.layers):
+    if any(layer.loop or layer.repeats for layer in plan.layers):
         parts.append(rect(x + 1, y - 5, 14, 10, "none", stroke=ORANGE, stroke_width=2))
-        parts.append(text((x + 22, y), "looped head, which attends again in extra passes", size=11))
+        parts.append(text((x + 22, y), f"run again, {TIMES}n: in n extra passes", size=11))
     return parts
 
 
@@ -265,7 +285,7 @@ def _legend(plan: Plan, y: float) -> list[str]:
 
 
 @dataclass(frozen=True)
-class _Frame:
+class Frame:
     """The plotting area, and how steps and losses map into it."""
 
     left: float
@@ -294,19 +314,14 @@ class _Frame:
         return [(self.x(step), self.y(loss)) for step, loss in curve]
 
 
-def _loss_axes(frame: _Frame, tokens_per_step: int | None) -> list[str]:
+def _loss_axes(frame: Frame, tokens_per_step: int | None) -> list[str]:
     parts: list[str] = []
     ticks = nice_ticks(frame.low, frame.high)
     for tick, label in zip(ticks, tick_labels(ticks), strict=True):
         y = frame.y(tick)
         parts.append(line((frame.left, y), (frame.right, y)))
         parts.append(text((frame.left - 10, y), label, colour=MUTED, anchor="end"))
-    for tick in filter(float.is_integer, nice_ticks(0, frame.last_step, 6)):
-        x = frame.x(tick)
-        parts.append(line((x, frame.bottom), (x, frame.bottom + 5), MUTED))
-        parts.append(text((x, frame.bottom + 17), compact(tick), colour=MUTED, anchor="middle"))
-    centre = frame.left + frame.width / 2
-    parts.append(text((centre, frame.bottom + 40), "steps", colour=MUTED, anchor="middle"))
+    parts += step_axis(frame)
     parts.append(
         text(
             (24, frame.top + frame.height / 2),
@@ -323,7 +338,18 @@ def _loss_axes(frame: _Frame, tokens_per_step: int | None) -> list[str]:
             parts.append(text((x, frame.top - 15), compact(tick), colour=MUTED, anchor="middle"))
         parts.append(text((frame.right + 34, frame.top - 15), "tokens", colour=MUTED))
         parts.append(line((frame.left, frame.top), (frame.right, frame.top), MUTED))
-    parts.append(line((frame.left, frame.bottom), (frame.right, frame.bottom), MUTED))
+    return parts
+
+
+def step_axis(frame: Frame) -> list[str]:
+    """The axis under a plot over the steps."""
+    parts = [line((frame.left, frame.bottom), (frame.right, frame.bottom), MUTED)]
+    for tick in filter(float.is_integer, nice_ticks(0, frame.last_step, 6)):
+        x = frame.x(tick)
+        parts.append(line((x, frame.bottom), (x, frame.bottom + 5), MUTED))
+        parts.append(text((x, frame.bottom + 17), compact(tick), colour=MUTED, anchor="middle"))
+    centre = frame.left + frame.width / 2
+    parts.append(text((centre, frame.bottom + 40), "steps", colour=MUTED, anchor="middle"))
     return parts
 
 
@@ -344,7 +370,7 @@ def _loss_range(raw: Curve, trend: Curve) -> tuple[float, float]:
     return low - margin, high + margin
 
 
-def _end_labels(frame: _Frame, curves: Sequence[tuple[str, Curve, str]]) -> list[str]:
+def _end_labels(frame: Frame, curves: Sequence[tuple[str, Curve, str]]) -> list[str]:
     """The name and last value of each curve beside its end, moved apart where they would touch."""
     labels: list[tuple[float, str, str]] = []
     for name, curve, colour in curves:
@@ -392,7 +418,7 @@ def _thinned(curve: Curve) -> list[tuple[int, float]]:
 # --- both ---------------------------------------------------------------------------------------------------
 
 
-def _heading(title: str, facts: str, width: float) -> list[str]:
+def heading(title: str, facts: str, width: float) -> list[str]:
     return [
         text((MARGIN, 28), fit(title, width - 2 * MARGIN, 16), size=16, bold=True),
         text((MARGIN, 50), fit(facts, width - 2 * MARGIN, 12), colour=MUTED),

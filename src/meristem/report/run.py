@@ -7,8 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from meristem.plan import Plan
 from meristem.report.figures import even_distance, loss_svg, structure_svg
+from meristem.report.growth import growth_svg
+from meristem.report.history import History
 from meristem.training.checkpoint import write_atomically
+from meristem.training.growing import make_policy
 from meristem.training.run import RunFolder
 
 if TYPE_CHECKING:
@@ -29,12 +33,36 @@ def draw_loss(run: str | Path) -> Path:
     return path
 
 
-def draw_structure(run: str | Path, distances: Sequence[float] | None = None) -> Path:
-    """Write `structure.svg` from the plan, with the attention distance of each layer where it was measured."""
+def draw_structure(run: str | Path, distances: Sequence[float] | None = None, plan: Plan | None = None) -> Path:
+    """Write `structure.svg` from the newest plan, or the one given.
+
+    `distances` are the attention distances of its layers, where they were measured.
+    """
     folder = RunFolder.open(Path(run))
     path = folder.path / "structure.svg"
-    write_atomically(path, structure_svg(folder.plan, distances, title=folder.path.name))
+    write_atomically(path, structure_svg(plan or folder.newest_plan, distances, title=folder.path.name))
     return path
+
+
+def draw_growth(run: str | Path) -> Path | None:
+    """Write `growth.svg` from events.jsonl and entropy.jsonl; None if the run neither grew nor observed."""
+    folder = RunFolder.open(Path(run))
+    history = read_history(folder)
+    if not history.decisions and not history.observations:
+        return None
+    path = folder.path / "growth.svg"
+    write_atomically(path, growth_svg(history, title=folder.path.name))
+    return path
+
+
+def read_history(folder: RunFolder) -> History:
+    """How a run has grown so far."""
+    config, logs = folder.config, [list(folder.read(log)) for log in (folder.events, folder.entropy, folder.metrics)]
+    events, observations, _ = logs
+    decisions = [entry for entry in events if entry.get("event") == "growth"]
+    policy = make_policy(config.growth, config.train.steps) if decisions else None
+    last_step = max((entry["step"] for log in logs for entry in log), default=0)
+    return History(folder.plan, last_step, decisions, observations, policy)
 
 
 def evaluation_text(result: Evaluation) -> str:

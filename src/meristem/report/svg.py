@@ -13,6 +13,7 @@ INK, MUTED, GRID, BACKGROUND = "#1f2328", "#59636e", "#e4e8ec", "#ffffff"
 BLUE, GREEN, ORANGE, PURPLE = "#0072b2", "#009e73", "#d55e00", "#aa3377"
 
 Point = tuple[float, float]
+Box = tuple[float, float, float, float]  # left, top, width, height
 
 
 def element(tag: str, *children: str, **attributes: object) -> str:
@@ -45,9 +46,26 @@ def rect(
     return element("rect", **box, fill=fill, stroke=stroke, stroke_width=stroke_width)
 
 
+def boxes(where: Iterable[Box], fill: str) -> str:
+    """Many rectangles of one colour in one element; those that touch show no seam."""
+    path = "".join(f"M{_value(x)} {_value(y)}h{_value(w)}v{_value(h)}h{_value(-w)}z" for x, y, w, h in where)
+    return element("path", d=path, fill=fill, shape_rendering="crispEdges")
+
+
+def area(points: Sequence[Point], base: float, fill: str) -> str:
+    """What lies between a line through the points and the height `base`."""
+    outline = [(points[0][0], base), *points, (points[-1][0], base)]
+    return element("path", d="M" + "L".join(f"{_value(x)} {_value(y)}" for x, y in outline) + "z", fill=fill)
+
+
+def circle(at: Point, radius: float, fill: str, stroke: str, stroke_width: float = 1) -> str:
+    """An outlined disc."""
+    return element("circle", cx=at[0], cy=at[1], r=radius, fill=fill, stroke=stroke, stroke_width=stroke_width)
+
+
 def dot(at: Point, radius: float, fill: str) -> str:
     """A disc with a thin white rim, which keeps it apart from the line it sits on."""
-    return element("circle", cx=at[0], cy=at[1], r=radius, fill=fill, stroke=BACKGROUND, stroke_width=1)
+    return circle(at, radius, fill, BACKGROUND)
 
 
 def triangle(at: Point, size: float, fill: str) -> str:
