@@ -236,9 +236,10 @@ def _finish(outcome: Any) -> None:
     import os
 
     if int(os.environ.get("RANK", "0")) == 0:
-        from meristem.report.run import draw_loss
+        from meristem.report.run import draw_growth, draw_loss
 
         draw_loss(outcome.folder)
+        draw_growth(outcome.folder)
         if outcome.signal is None:
             held_out = "" if outcome.held_out is None else f", held-out loss {outcome.held_out:.4f}"
             print(f"finished at step {outcome.step}{held_out}: {outcome.folder}")
@@ -256,17 +257,17 @@ def eval_command(
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
 ) -> None:
-    """Held-out loss, perplexity and attention distance; draws structure.svg and loss.svg."""
+    """Held-out loss, perplexity and attention distance; draws structure.svg, loss.svg and growth.svg."""
     from meristem.evaluation.evaluate import evaluate_run
-    from meristem.report.run import draw_loss, draw_structure, evaluation_text
+    from meristem.report.run import draw_growth, draw_loss, draw_structure, evaluation_text
 
     result = evaluate_run(run, step=step, windows=windows, distance_windows=distance_windows, data=data, device=device)
-    pictures = [draw_structure(run, result.attention_distance), draw_loss(run)]
+    pictures = [draw_structure(run, result.attention_distance, result.plan), draw_loss(run), draw_growth(run)]
     if as_json:
         print(json.dumps(result.to_dict(), indent=1))
     else:
         print(evaluation_text(result))
-        print("pictures: " + ", ".join(str(p) for p in pictures))
+        print("pictures: " + ", ".join(str(p) for p in pictures if p is not None))
 
 
 @app.command("generate")
