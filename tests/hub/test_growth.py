@@ -90,7 +90,7 @@ def assert_equal_growers(one: Grower, other: Grower) -> None:
 def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Trainer, GrowthCallback]:
     """An uninterrupted run, with evaluations in between."""
     out = tmp_path_factory.mktemp("whole")
-    trainer, callback = make_trainer(out, eval_strategy="steps", eval_steps=3, prediction_loss_only=True)
+    trainer, callback = make_trainer(out, eval_strategy="steps", eval_steps=3)
     trainer.train()
     return trainer, callback
 
