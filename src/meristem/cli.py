@@ -359,6 +359,43 @@ def bench_step(
         say=lambda text: print(text, file=sys.stderr, flush=True),
     )  # fmt: skip
     print(results_text(report))
+    _write_json(report, out)
+
+
+@bench_app.command("growth")
+def bench_growth(
+    layers: Annotated[int, typer.Option(help="Number of layers.")] = 12,
+    width: Annotated[int, typer.Option(help="Width.")] = 768,
+    heads: Annotated[int, typer.Option(help="Heads of every layer.")] = 12,
+    vocabulary: Annotated[int, typer.Option(help="Vocabulary size.")] = 50304,
+    context: Annotated[int, typer.Option(help="Context length.")] = 1024,
+    batch: Annotated[int, typer.Option(help="Sequences per step.")] = 32,
+    grown: Annotated[str, typer.Option(help="Layers with loops.")] = "10,7,4",
+    looped: Annotated[str, typer.Option(help="Looped heads of each.")] = "3,7",
+    passes: Annotated[int, typer.Option(help="Most extra passes of a layer.")] = 3,
+    steps: Annotated[int, typer.Option(help="Timed steps of an arm in a round.")] = 10,
+    rounds: Annotated[int, typer.Option(help="Rounds over all arms.")] = 6,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    compile: Annotated[bool | None, typer.Option(help="torch.compile; on a GPU if not given.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Write the results as JSON.")] = None,
+) -> None:
+    """What growth costs: step time with loops, pauses at births, the entropy probe; in one run."""
+    from meristem.bench.growth import compare_growth, growth_text
+    from meristem.plan import Plan
+    from meristem.training.devices import choose_device
+
+    place = choose_device(device)
+    plan = Plan.uniform(layers=layers, width=width, heads=heads, vocabulary=vocabulary, context=context)
+    report = compare_growth(
+        plan, place, layers=tuple(_integers("grown", grown)), heads=tuple(_integers("looped", looped)), passes=passes,
+        batch=batch, steps=steps, rounds=rounds, compile=place.type == "cuda" if compile is None else compile,
+        say=lambda text: print(text, file=sys.stderr, flush=True),
+    )  # fmt: skip
+    print(growth_text(report))
+    _write_json(report, out)
+
+
+def _write_json(report: dict[str, Any], out: Path | None) -> None:
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")

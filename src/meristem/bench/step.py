@@ -102,17 +102,17 @@ def measure(
     attention: list[str] | None = None,
 ) -> StepResult:  # fmt: skip
     """Time `steps` steps on fresh random tokens after `warmup` untimed ones (CUDA events on a GPU)."""
-    batches = _random_batches(plan, device, batch)
+    batches = random_batches(plan, device, batch)
     begin = time.perf_counter()
     step(*next(batches))
-    _wait(device)
+    wait(device)
     compile_seconds = time.perf_counter() - begin
     for _ in range(warmup):
         step(*next(batches))
     if device.type == "cuda":
         torch.cuda.empty_cache()  # what compilation left behind is not part of a step
         torch.cuda.reset_peak_memory_stats(device)
-    times, loss = (_cuda_times if device.type == "cuda" else _cpu_times)(step, batches, steps)
+    times, loss = event_times(step, batches, steps, device)
     low, median, high = statistics.quantiles(times, n=4)
     rate = batch * plan.context / median * 1e3
     peak = peak_flops(device)
@@ -128,6 +128,13 @@ def measure(
         compile_seconds=compile_seconds,
         last_loss=float(loss),
     )
+
+
+def event_times(
+    step: Step, batches: Iterator[tuple[Tensor, Tensor]], steps: int, device: torch.device
+) -> tuple[list[float], Tensor]:
+    """Milliseconds of each of `steps` steps, and the last loss."""
+    return (_cuda_times if device.type == "cuda" else _cpu_times)(step, batches, steps)
 
 
 def _cuda_times(step: Step, batches: Iterator[tuple[Tensor, Tensor]], steps: int) -> tuple[list[float], Tensor]:
@@ -241,13 +248,13 @@ def _line(result: StepResult) -> str:
     )
 
 
-def _random_batches(plan: Plan, device: torch.device, batch: int) -> Iterator[tuple[Tensor, Tensor]]:
+def random_batches(plan: Plan, device: torch.device, batch: int) -> Iterator[tuple[Tensor, Tensor]]:
     generator = torch.Generator(device).manual_seed(0)
     while True:
         window = torch.randint(plan.vocabulary, (batch, plan.context + 1), device=device, generator=generator)
         yield window[:, :-1].contiguous(), window[:, 1:].contiguous()
 
 
-def _wait(device: torch.device) -> None:
+def wait(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)

@@ -32,6 +32,6 @@ class BlockLoop:
 def steady_layers(entropies: Sequence[Sequence[float]], rule: Sgt) -> tuple[int, ...]:
     """The layers that `rule` selects, in its order, when the entropies never change."""
     state = SgtState()
-    for decision in range(rule.max_layers * rule.passes):
-        state = rule.decide(state, decision, entropies).state
+    for _ in range(rule.max_layers * rule.passes):
+        state = rule.decide(state, 0, entropies).state  # at the very start, so that the run's length sets no limit
     return tuple(grown.layer for grown in state.grown)

@@ -14,6 +14,7 @@ from meristem.errors import InputError
 from meristem.gauges.entropy import EntropyGauge, HeadReadings, read_heads
 from meristem.growth.sgt import Sgt, SgtState
 from meristem.model import Decoder
+from meristem.model.decoder import without_loops
 from meristem.ranks import from_first_rank, rank, require_equal, sum_over_ranks, world
 
 SEQUENCES = 8  # of the whole batch, over all processes, that a measurement looks at
@@ -192,10 +193,12 @@ class Grower:
         """Go on from a state; the model is given the structure that belongs to it."""
         self.done, self.state = data["done"], SgtState.from_dict(data["policy"])
         value: Sequence[float] | None = data["average"]["value"]
-        device = self.model.embedding.weight.device
-        tensor = None if value is None else torch.tensor(value, dtype=torch.float32, device=device)
+        weight = self.model.embedding.weight
+        wide = torch.float64 if weight.dtype == torch.float64 else torch.float32
+        tensor = None if value is None else torch.tensor(value, dtype=wide, device=weight.device)
         self.average = Average(self.average.beta, tensor, data["average"]["count"])
         if self.policy is not None:
+            self.model.restructure(without_loops(self.model.plan))
             self._apply(self.policy)
             if self.state.grown:
                 self._set_ramps(self.policy)

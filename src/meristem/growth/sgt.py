@@ -173,7 +173,7 @@ class Sgt:
     def probes(self, state: SgtState, done: int) -> bool:
         """Whether entropy has to be measured after `done` updates."""
         decision = self.next_decision(state)
-        return decision is not None and decision - PROBED < done <= decision
+        return decision is not None and decision - PROBED < done
 
     def decides(self, state: SgtState, done: int) -> bool:
         """Whether a decision is due after `done` updates."""
@@ -188,6 +188,9 @@ class Sgt:
                 replace(state, phase="grow", window_end=window_end), "wait",
                 "an entropy is not finite: no decision in this window",
             )  # fmt: skip
+        if window_end > self.total_steps:
+            rule = "a new pass would not be at full strength before the end of the run"
+            return Decision(replace(state, phase="fixed"), "fix", rule)
         means = [sum(layer) / len(layer) for layer in entropies]
         ranked = sorted((i for i in range(len(means)) if i not in self.excluded), key=lambda i: (-means[i], -i))
         listed = tuple(ranked[: self.shortlist])
@@ -211,7 +214,7 @@ class Sgt:
                 return Decision(SgtState("grow", window_end, (*state.grown, born)), "add", rule, layer, listed)
             rule = f"no layer of the shortlist is {'shallower' if deep else 'deeper'} than all grown ones"
         else:
-            rule = f"{self.max_layers} layers have grown"
+            rule = f"{self.max_layers} layer{'s have' if self.max_layers > 1 else ' has'} grown"
         rule += f", and none on the shortlist has fewer than {self.passes} passes"
         return Decision(replace(state, phase="fixed"), "fix", rule, shortlist=listed)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -20,23 +20,18 @@ from meristem.plan import LayerPlan
 HeadsWatch = Callable[[Tensor, Tensor, Tensor], None]  # called with turned queries and keys, and the output
 
 
-class HeadWeights(NamedTuple):
-    """The projections of a layer's heads, or of some of them.
+class LoopedHeads(NamedTuple):
+    """The slices of a layer's projections that belong to its looped heads.
 
-    `qkv` (rows, d) holds queries, keys, values, head by head; `out` (d, columns) one column block per query head.
+    `qkv` (3 heads e, d) holds queries, keys, values, head by head; `out` (d, heads, e) is what writes to the stream.
     """
 
     qkv: Tensor
     out: Tensor
-    heads: int
-    kv_heads: int
 
-    def gated(self, gates: Tensor | None) -> HeadWeights:
-        """The same heads, each head's output multiplied by its gate, (heads,)."""
-        if gates is None:
-            return self
-        scaled = self.out.unflatten(1, (self.heads, -1)) * gates[:, None]
-        return self._replace(out=scaled.flatten(1))
+    def gated_out(self, gates: Tensor | None) -> Tensor:
+        """The output projection (d, heads e), each head multiplied by its gate (heads,) if there are gates."""
+        return (self.out if gates is None else self.out * gates[:, None]).flatten(1)
 
 
 class Attention(nn.Module):
@@ -61,33 +56,33 @@ class Attention(nn.Module):
         self.looped = rows.to(self.looped.device)
         self.passes = 0 if layer.loop is None else layer.loop.passes  # read by compiled code, which heads are is not
 
-    def all_heads(self) -> HeadWeights:
-        """The weights of the layer."""
-        return HeadWeights(self.qkv.weight, self.out.weight, self.layer.heads, self.layer.kv_heads)
-
-    def looped_heads(self) -> HeadWeights:
-        """The slices of the weights that belong to the looped heads; each has its own copy of keys and values.
+    def looped_heads(self) -> LoopedHeads:
+        """The weights of the looped heads; each has its own copy of the keys and values it shares with others.
 
         Which heads these are is a matter of values, not of shapes: a compiled graph serves any choice.
         """
-        count, dim = len(self.looped) // 3, self.layer.head_dim
+        dim = self.layer.head_dim
         qkv = self.qkv.weight.unflatten(0, (-1, dim)).index_select(0, self.looped)
-        out = self.out.weight.unflatten(1, (-1, dim)).index_select(1, self.looped[:count])
-        return HeadWeights(qkv.flatten(0, 1), out.flatten(1), count, count)
+        out = self.out.weight.unflatten(1, (-1, dim)).index_select(1, self.looped[: len(self.looped) // 3])
+        return LoopedHeads(qkv.flatten(0, 1), out)
 
-    def project(
-        self, x: Tensor, rotary: RotaryPair, weights: HeadWeights | None = None
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def project(self, x: Tensor, rotary: RotaryPair) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys (both turned to their positions) and values, each (B, its heads, T, head dim)."""
-        weights = weights or self.all_heads()
-        queries, keys, values = project_heads(x, weights.qkv, *rotary, heads=weights.heads, kv_heads=weights.kv_heads)
+        queries, keys, values = project_heads(
+            x, self.qkv.weight, *rotary, heads=self.layer.heads, kv_heads=self.layer.kv_heads
+        )
         return queries.transpose(1, 2), keys.transpose(1, 2), values.transpose(1, 2)
 
-    def forward(
+    def forward(self, x: Tensor, rotary: RotaryPair, **view: Any) -> Tensor:
+        """Attention over x with all heads; `view` as in `attend`."""
+        return self.attend(*self.project(x, rotary), self.out.weight, **view)
+
+    def attend(
         self,
-        x: Tensor,
-        rotary: RotaryPair,
-        weights: HeadWeights | None = None,
+        queries: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        out: Tensor,
         *,
         causal: bool = True,
         mask: Tensor | None = None,
@@ -95,12 +90,11 @@ class Attention(nn.Module):
         start: int = 0,
         watch: HeadsWatch | None = None,
     ) -> Tensor:
-        """Attend over x, and over what the cache holds before `start`, with all heads or those of `weights`.
+        """What the given heads, each (B, heads, T, head dim), read, also from what the cache holds before `start`.
 
-        `mask` (B, 1, T, S) replaces `causal`.
+        `mask` (B, 1, T, S) replaces `causal`; `out` (d, heads e) writes the result, (B, T, d).
         """
-        weights = weights or self.all_heads()
-        queries, keys, values = self.project(x, rotary, weights)
+        new_keys = keys
         if cache is not None:
             keys, values = cache.append(start, keys, values)
         # The fixed kernel is the training one; decoding has masks and shapes that it may refuse.
@@ -112,9 +106,9 @@ class Attention(nn.Module):
                 values,
                 attn_mask=mask,
                 is_causal=causal and mask is None,
-                enable_gqa=weights.heads != weights.kv_heads,
+                enable_gqa=queries.shape[1] != keys.shape[1],
             )
-        result = linear(mixed.transpose(1, 2).flatten(2), weights.out)
+        result = linear(mixed.transpose(1, 2).flatten(2), out)
         if watch is not None:
-            watch(queries, keys, result)
+            watch(queries, new_keys, result)
         return result

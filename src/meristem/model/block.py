@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from meristem.model.attention import Attention
 from meristem.model.cache import CacheSlot
-from meristem.model.fused import add_norm, swiglu_linear
+from meristem.model.fused import add_norm, norm_project_heads, swiglu_linear
 from meristem.model.rotary import RotaryPair
 from meristem.plan import LayerPlan
 
@@ -79,28 +79,26 @@ class Block(nn.Module):
         rotary: RotaryPair,
         gates: Tensor | None = None,
         *,
-        slots: Sequence[CacheSlot | None] | None = None,
+        slots: Sequence[CacheSlot] | None = None,
         watch: PassWatch | None = None,
         **view: Any,
     ) -> tuple[Tensor, Tensor]:
         """Attention over all heads, then again over the looped ones, which read the stream as it is by then.
 
         `gates` (passes, heads) are the strengths of the loops, 1 if not given; `slots` has a cache for each pass;
-        `watch` is shown each of them; `view` says what the tokens may see (see `Attention.forward`).
+        `watch` is shown each of them; `view` says what the tokens may see (see `Attention.attend`).
         """
-        attention = self.attention
+        attention, gain = self.attention, self.attention_norm.weight
         looped = attention.looped_heads() if attention.passes else None
-        for number in range(1 + attention.passes):
-            weights = None
-            if looped is not None and number > 0:
-                weights = looped.gated(None if gates is None else gates[number - 1])
-            x, normed = self.attention_norm(x, branch)
-            branch = attention(
-                normed, rotary, weights,
-                cache=None if slots is None else slots[number],
-                watch=None if watch is None else partial(_show, watch, number, x),
-                **view,
-            )  # fmt: skip
+        x, normed = self.attention_norm(x, branch)
+        branch = attention(normed, rotary, **_around(0, x, slots, watch), **view)
+        for number in range(1, 1 + attention.passes):
+            assert looped is not None
+            count = looped.out.shape[1]
+            x, *parts = norm_project_heads(x, branch, gain, looped.qkv, *rotary, heads=count, eps=NORM_EPS)
+            queries, keys, values = (part.transpose(1, 2) for part in parts)
+            out = looped.gated_out(None if gates is None else gates[number - 1])
+            branch = attention.attend(queries, keys, values, out, **_around(number, x, slots, watch), **view)
         x, normed = self.feed_forward_norm(x, branch)
         return x, self.feed_forward(normed)
 
@@ -113,6 +111,14 @@ class Block(nn.Module):
         draw_normal(self.feed_forward.down.weight, residual, generator)
         self.attention_norm.reset_parameters()
         self.feed_forward_norm.reset_parameters()
+
+
+def _around(number: int, stream: Tensor, slots: Sequence[CacheSlot] | None, watch: PassWatch | None) -> dict[str, Any]:
+    """The cache and the watch of one attention pass."""
+    return {
+        "cache": None if slots is None else slots[number],
+        "watch": None if watch is None else partial(_show, watch, number, stream),
+    }
 
 
 def _show(watch: PassWatch, number: int, stream: Tensor, queries: Tensor, keys: Tensor, update: Tensor) -> None:

@@ -102,7 +102,7 @@ class Decoder(nn.Module):
 
     def restructure(self, plan: Plan) -> None:
         """Take a plan that differs from the present one in loops and repeats only; no tensor changes."""
-        if _without_loops(plan) != _without_loops(self.plan):
+        if without_loops(plan) != without_loops(self.plan):
             raise InputError("plan", plan.digest[:12], "may differ from the model's in loops and repeats only")
         for block, new, old in zip(self.stack, plan.layers, self.plan.layers, strict=True):
             if new != old:
@@ -198,7 +198,8 @@ def _numbered(watch: Watch, layer: int, repeat: int) -> PassWatch:
     return lambda number, seen: watch(layer, repeat + number, seen)
 
 
-def _without_loops(plan: Plan) -> Plan:
+def without_loops(plan: Plan) -> Plan:
+    """The plan with every layer run once; what a model is built of does not depend on more."""
     return replace(plan, layers=tuple(replace(layer, loop=None, repeats=0) for layer in plan.layers))
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.functional import silu
+from torch.utils.flop_counter import register_flop_formula
 
 from meristem.errors import InputError
 
@@ -238,6 +239,111 @@ def add_norm(x: Tensor, branch: Tensor, weight: Tensor, eps: float) -> tuple[Ten
     return total.view(x.shape), normed.view(x.shape)
 
 
+# --- residual sum, norm and projection of a few heads ---------------------------------------------------------------
+#
+# A loop reads the whole stream to project two heads out of it, and the passes over the stream are what it costs. Here
+# the norm's gain is multiplied into the narrow weight instead of the wide stream. In backward, what comes back through
+# the norm's factor needs the inner product of gradient and result in each row, and both of these are narrow too: the
+# gradient of the stream is then a product with two terms added to it, made in one pass.
+
+
+@torch.library.custom_op("meristem::unturn", mutates_args=())
+def _unturn(
+    dq: Tensor, dk: Tensor, dv: Tensor, packed: Tensor, scale: Tensor, cos: Tensor, sin: Tensor, width: int
+) -> tuple[Tensor, Tensor]:
+    """Gradient of the heads before they were turned, as packed (N, 3 heads, e), from those (B, T, heads, e) of each.
+
+    And the factor (N,) of the normed row in what comes back through the norm, whose own factors are `scale` (N,).
+    """
+    if _use_triton(dq):
+        from meristem.model.triton_kernels import unturn_kernel
+
+        return unturn_kernel(dq, dk, dv, packed, scale, cos, sin, width)
+    arriving = torch.cat((dq, dk, dv), dim=2).flatten(0, 1).to(scale.dtype)
+    inner = (arriving * packed.to(scale.dtype)).sum((1, 2))  # turning leaves inner products as they are
+    return turn_heads_backward(dq, dk, dv, cos, sin).flatten(0, 1), inner * scale / width
+
+
+@_unturn.register_fake
+def _(
+    dq: Tensor, dk: Tensor, dv: Tensor, packed: Tensor, scale: Tensor, cos: Tensor, sin: Tensor, width: int
+) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(packed), torch.empty_like(scale)
+
+
+@torch.library.custom_op("meristem::narrow_backward", mutates_args=())
+def _narrow_backward(
+    total_grad: Tensor, unit: Tensor, scale: Tensor, inner: Tensor, dqkv: Tensor, weight: Tensor, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """total_grad + scale * (dqkv @ weight) - inner * unit, (N, d); and again in `dtype` (empty if that is its own)."""
+    if _use_triton(total_grad):
+        from meristem.model.triton_kernels import narrow_backward_kernel
+
+        return narrow_backward_kernel(total_grad, unit, scale, inner, dqkv, weight, dtype)
+    wide = scale.dtype
+    product = (dqkv.to(wide) @ weight.to(wide)) * scale[:, None]
+    grad = (total_grad + product - unit.to(wide) * inner[:, None]).to(total_grad.dtype)
+    return grad, grad.new_empty(0) if dtype == total_grad.dtype else grad.to(dtype)
+
+
+@_narrow_backward.register_fake
+def _(
+    total_grad: Tensor, unit: Tensor, scale: Tensor, inner: Tensor, dqkv: Tensor, weight: Tensor, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    copy = total_grad.new_empty(0) if dtype == total_grad.dtype else torch.empty_like(total_grad, dtype=dtype)
+    return torch.empty_like(total_grad), copy
+
+
+@register_flop_formula(torch.ops.meristem.narrow_backward)
+def _narrow_backward_flops(grad: Any, *rest: Any, **options: Any) -> int:
+    weight = rest[4]
+    return int(2 * grad[0] * weight[0] * weight[1])
+
+
+class _NormProjectHeads(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, branch: Tensor, gain: Tensor, weight: Tensor, cos: Tensor, sin: Tensor, heads: int,
+        eps: float, dtype: torch.dtype,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+        gained = (weight * gain).to(dtype)
+        ones = torch.ones_like(gain)
+        total, unit, scale = _add_norm(x.flatten(0, -2), branch.flatten(0, -2), ones, eps, dtype)
+        packed = (unit @ gained.T).unflatten(-1, (3 * heads, -1)).unflatten(0, x.shape[:-1])
+        turn_heads_(packed, cos, sin, 2 * heads)
+        ctx.save_for_backward(unit, packed, scale, gain, weight, gained, cos, sin)
+        ctx.branch_dtype = branch.dtype
+        return total.view(x.shape), packed[:, :, :heads], packed[:, :, heads : 2 * heads], packed[:, :, 2 * heads :]
+
+    @staticmethod
+    def backward(ctx: Any, total_grad: Tensor, dq: Tensor, dk: Tensor, dv: Tensor) -> tuple[Tensor | None, ...]:
+        unit, packed, scale, gain, weight, gained, cos, sin = ctx.saved_tensors
+        shape = total_grad.shape
+        dqkv, inner = _unturn(dq, dk, dv, packed.flatten(0, 1), scale, cos, sin, shape[-1])
+        dqkv = dqkv.flatten(1)
+        grad, copy = _narrow_backward(total_grad.flatten(0, -2), unit, scale, inner, dqkv, gained, ctx.branch_dtype)
+        gained_grad = (dqkv.T @ unit).to(weight.dtype)
+        branch_grad = copy if copy.numel() else grad
+        return (
+            grad.view(shape), branch_grad.view(shape), (gained_grad * weight).sum(0), gained_grad * gain,
+            None, None, None, None, None,
+        )  # fmt: skip
+
+
+def norm_project_heads(
+    x: Tensor, branch: Tensor, gain: Tensor, weight: Tensor, cos: Tensor, sin: Tensor, heads: int, eps: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """`add_norm` and `project_heads` of a few heads together.
+
+    The sum x + branch (B, T, d), and queries, keys and values of its norm, (B, T, heads, e). `gain` (d,) belongs to the
+    norm; the rows of `weight` (3 heads e, d) are queries, keys and values.
+    """
+    parts: tuple[Tensor, Tensor, Tensor, Tensor] = _NormProjectHeads.apply(
+        x, branch, gain, weight, cos, sin, heads, eps, product_dtype(x)
+    )
+    return parts
+
+
 # --- SwiGLU ----------------------------------------------------------------------------------------------------------
 
 
@@ -298,7 +404,11 @@ def announce_operators() -> None:
     from torch._inductor.lowering import lowerings, make_fallback, tag_to_layout_constraint
     from torch._library.utils import get_layout_constraint_tag
 
-    for operator in (cross_entropy_, turn_heads_, turn_heads_backward, _add_norm, _add_norm_backward, swiglu_backward):
+    operators = (
+        cross_entropy_, turn_heads_, turn_heads_backward, _add_norm, _add_norm_backward, _unturn, _narrow_backward,
+        swiglu_backward,
+    )  # fmt: skip
+    for operator in operators:
         target = operator._opoverload
         if target not in lowerings:
             tag = get_layout_constraint_tag(target, with_default=True)

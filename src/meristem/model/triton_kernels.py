@@ -87,24 +87,26 @@ def swiglu_backward_kernel(gate_up: Tensor, grad: Tensor) -> tuple[Tensor, Tenso
 
 @triton.jit
 def _turn(  # type: ignore[no-untyped-def]
-    source, result, cos, sin, length, positions, source_batch, source_token, source_head, result_token,
-    HEADS: tl.constexpr, HALF: tl.constexpr, SIGN: tl.constexpr, HEADS_BLOCK: tl.constexpr, HALF_BLOCK: tl.constexpr,
+    source, result, cos, sin, rows, length, positions, source_batch, source_token, source_head, result_token,
+    HEADS: tl.constexpr, HALF: tl.constexpr, SIGN: tl.constexpr, PART: tl.constexpr, BLOCK_M: tl.constexpr,
 ):  # fmt: skip
-    # One program per token: a tile of heads by pairs of coordinates (i, i + HALF), the angles loaded once.
-    token = tl.program_id(0)
-    head, i = tl.arange(0, HEADS_BLOCK)[:, None], tl.arange(0, HALF_BLOCK)[None, :]
-    inside = (head < HEADS) & (i < HALF)
-    batch, t = (token // length).to(tl.int64), token % length
-    x_at = source + batch * source_batch + t * source_token + head * source_head + i
+    # A tile of tokens by pairs of coordinates (i, i + HALF) of all heads.
+    m = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
+    j = tl.arange(0, PART)
+    inside = (m < rows)[:, None] & (j < HEADS * HALF)[None, :]
+    head, i = (j // HALF)[None, :], (j % HALF)[None, :]
+    x_at = (
+        source + (m // length)[:, None] * source_batch + (m % length)[:, None] * source_token + head * source_head + i
+    )
     x = tl.load(x_at, mask=inside, other=0.0)
     y = tl.load(x_at + HALF, mask=inside, other=0.0)
     if SIGN != 0:
-        row = (token % positions) * (2 * HALF) + i
-        c = tl.load(cos + row, mask=i < HALF, other=0.0)
-        s = tl.load(sin + row + HALF, mask=i < HALF, other=0.0) * SIGN
+        angle = (m % positions)[:, None] * (2 * HALF) + i
+        c = tl.load(cos + angle, mask=inside, other=0.0)
+        s = tl.load(sin + angle + HALF, mask=inside, other=0.0) * SIGN
         x, y = x.to(tl.float32), y.to(tl.float32)
         x, y = x * c - y * s, y * c + x * s
-    out = result + token.to(tl.int64) * result_token + head * (2 * HALF) + i
+    out = result + m[:, None] * result_token + head * (2 * HALF) + i
     kind = result.dtype.element_ty
     tl.store(out, x.to(kind), mask=inside)
     tl.store(out + HALF, y.to(kind), mask=inside)
@@ -120,12 +122,18 @@ def turn_into(result: Tensor, source: Tensor, cos: Tensor, sin: Tensor, sign: in
     batch, length, heads, dim = source.shape
     assert result.stride(0) == length * result.stride(1)
     assert result.stride(2) == dim
-    _turn[(batch * length,)](
-        source, result, cos.contiguous(), sin.contiguous(), length, cos.numel() // dim,
+    part, block = _tile(heads * dim // 2)
+    _turn[(triton.cdiv(batch * length, block),)](
+        source, result, cos.contiguous(), sin.contiguous(), batch * length, length, cos.numel() // dim,
         *source.stride()[:3], result.stride(1),
-        HEADS=heads, HALF=dim // 2, SIGN=sign,
-        HEADS_BLOCK=triton.next_power_of_2(heads), HALF_BLOCK=triton.next_power_of_2(dim // 2), num_warps=4,
+        HEADS=heads, HALF=dim // 2, SIGN=sign, PART=part, BLOCK_M=block, num_warps=4,
     )  # fmt: skip
+
+
+def _tile(pairs: int) -> tuple[int, int]:
+    """Columns and rows of a tile that holds the pairs of some tokens, about a thousand in all."""
+    part = triton.next_power_of_2(pairs)
+    return part, max(1, 1024 // part)
 
 
 @triton.jit
@@ -187,7 +195,7 @@ def add_norm_backward_kernel(
 ) -> tuple[Tensor, Tensor, Tensor]:
     total_grad, normed_grad = total_grad.contiguous(), normed_grad.contiguous()
     rows, width = total.shape
-    programs = min(rows, 8 * torch.cuda.get_device_properties(total.device).multi_processor_count)
+    programs = min(rows, 16 * torch.cuda.get_device_properties(total.device).multi_processor_count)
     grad = torch.empty_like(total)
     copies = dtype != total.dtype
     copy = torch.empty_like(total, dtype=dtype) if copies else total.new_empty(0)
@@ -195,10 +203,109 @@ def add_norm_backward_kernel(
     block = triton.next_power_of_2(width)
     _add_norm_backward[(programs,)](
         total, scale, weight, total_grad, normed_grad, grad, copy, weight_grads, rows, width,
-        COPY=copies, BLOCK=block, num_warps=_warps(block),
+        COPY=copies, BLOCK=block, num_warps=max(1, _warps(block) // 2),
     )  # fmt: skip
     return grad, copy, weight_grads.sum(0).to(weight.dtype)
 
 
 def _warps(block: int) -> int:
     return min(16, max(1, block // 256))
+
+
+@triton.jit
+def _unturn(  # type: ignore[no-untyped-def]
+    dq, dk, dv, packed, scale, cos, sin, result, inner, rows, length, positions, width,
+    q_batch, q_token, q_head, k_batch, k_token, k_head, v_batch, v_token, v_head,
+    HEADS: tl.constexpr, HALF: tl.constexpr, PART: tl.constexpr, BLOCK_M: tl.constexpr,
+):  # fmt: skip
+    m = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
+    j = tl.arange(0, PART)
+    inside = (m < rows)[:, None] & (j < HEADS * HALF)[None, :]
+    head, i = (j // HALF)[None, :], (j % HALF)[None, :]
+    batch, t = (m // length)[:, None], (m % length)[:, None]
+    angle = (m % positions)[:, None] * (2 * HALF) + i
+    c = tl.load(cos + angle, mask=inside, other=0.0)
+    s = tl.load(sin + angle + HALF, mask=inside, other=0.0)
+    part: tl.constexpr = HEADS * 2 * HALF
+    at = m[:, None] * (3 * part) + head * (2 * HALF) + i
+    q_at = dq + batch * q_batch + t * q_token + head * q_head + i
+    k_at = dk + batch * k_batch + t * k_token + head * k_head + i
+    v_at = dv + batch * v_batch + t * v_token + head * v_head + i
+    total = _unturn_part(q_at, packed + at, result + at, c, s, inside, HALF)
+    total += _unturn_part(k_at, packed + part + at, result + part + at, c, s, inside, HALF)
+    total += _unturn_part(v_at, packed + 2 * part + at, result + 2 * part + at, 1.0, 0.0, inside, HALF)
+    inverse = tl.load(scale + m, mask=m < rows, other=0.0)
+    tl.store(inner + m, tl.sum(total, 1) * inverse / width, mask=m < rows)
+
+
+@triton.jit
+def _unturn_part(grad, forward, result, c, s, inside, HALF: tl.constexpr):  # type: ignore[no-untyped-def]
+    x = tl.load(grad, mask=inside, other=0.0).to(tl.float32)
+    y = tl.load(grad + HALF, mask=inside, other=0.0).to(tl.float32)
+    kind = result.dtype.element_ty
+    tl.store(result, (x * c + y * s).to(kind), mask=inside)
+    tl.store(result + HALF, (y * c - x * s).to(kind), mask=inside)
+    first = tl.load(forward, mask=inside, other=0.0).to(tl.float32)
+    second = tl.load(forward + HALF, mask=inside, other=0.0).to(tl.float32)
+    return x * first + y * second
+
+
+def unturn_kernel(
+    dq: Tensor, dk: Tensor, dv: Tensor, packed: Tensor, scale: Tensor, cos: Tensor, sin: Tensor, width: int
+) -> tuple[Tensor, Tensor]:
+    dq, dk, dv = (g if g.stride(-1) == 1 else g.contiguous() for g in (dq, dk, dv))
+    batch, length, heads, dim = dq.shape
+    rows = batch * length
+    result, inner = torch.empty_like(packed), torch.empty_like(scale)
+    part, block = _tile(heads * dim // 2)
+    _unturn[(triton.cdiv(rows, block),)](
+        dq, dk, dv, packed, scale, cos.contiguous(), sin.contiguous(), result, inner,
+        rows, length, cos.numel() // dim, width,
+        *dq.stride()[:3], *dk.stride()[:3], *dv.stride()[:3],
+        HEADS=heads, HALF=dim // 2, PART=part, BLOCK_M=block, num_warps=8,
+    )  # fmt: skip
+    return result, inner
+
+
+@triton.jit
+def _narrow_backward(  # type: ignore[no-untyped-def]
+    total_grad, unit, scale, inner, dqkv, weight, grad, copy, rows, width, depth,
+    COPY: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    # A product whose result never leaves the registers: it is added to the stream's gradient where it arises.
+    columns = tl.cdiv(width, BLOCK_N)
+    program = tl.program_id(0)
+    m = (program // columns).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
+    n = (program % columns) * BLOCK_N + tl.arange(0, BLOCK_N)
+    sums = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    for start in range(0, depth, BLOCK_K):
+        k = start + tl.arange(0, BLOCK_K)
+        a_inside, b_inside = (m < rows)[:, None] & (k < depth)[None, :], (k < depth)[:, None] & (n < width)[None, :]
+        a = tl.load(dqkv + m[:, None] * depth + k[None, :], mask=a_inside, other=0.0)
+        b = tl.load(weight + k[:, None] * width + n[None, :], mask=b_inside, other=0.0)
+        sums = tl.dot(a, b, sums, input_precision="ieee")
+    at = m[:, None] * width + n[None, :]
+    inside = (m < rows)[:, None] & (n < width)[None, :]
+    sums *= tl.load(scale + m, mask=m < rows, other=0.0)[:, None]
+    sums += tl.load(total_grad + at, mask=inside, other=0.0).to(tl.float32)
+    back = tl.load(inner + m, mask=m < rows, other=0.0)
+    sums -= tl.load(unit + at, mask=inside, other=0.0).to(tl.float32) * back[:, None]
+    tl.store(grad + at, sums.to(grad.dtype.element_ty), mask=inside)
+    if COPY:
+        tl.store(copy + at, sums.to(copy.dtype.element_ty), mask=inside)
+
+
+def narrow_backward_kernel(
+    total_grad: Tensor, unit: Tensor, scale: Tensor, inner: Tensor, dqkv: Tensor, weight: Tensor, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    total_grad = total_grad.contiguous()
+    rows, width = total_grad.shape
+    grad = torch.empty_like(total_grad)
+    copies = dtype != total_grad.dtype
+    copy = torch.empty_like(total_grad, dtype=dtype) if copies else total_grad.new_empty(0)
+    block_k = 64 if dqkv.element_size() == 2 else 32
+    _narrow_backward[(triton.cdiv(rows, 64) * triton.cdiv(width, 64),)](
+        total_grad, unit, scale, inner, dqkv, weight.contiguous(), grad, copy, rows, width, dqkv.shape[1],
+        COPY=copies, BLOCK_M=64, BLOCK_N=64, BLOCK_K=block_k, num_warps=4, num_stages=3,
+    )  # fmt: skip
+    return grad, copy

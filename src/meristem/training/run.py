@@ -91,9 +91,11 @@ class RunFolder:
 
     @property
     def newest_plan(self) -> Plan:
-        """The plan of the newest checkpoint, with what has grown until then."""
-        checkpoints = list_checkpoints(self.checkpoints)
-        return Plan.from_dict(read_json(checkpoints[-1] / "state.json")["plan"]) if checkpoints else self.plan
+        """The plan of the newest readable checkpoint, with what has grown until then."""
+        for checkpoint in reversed(list_checkpoints(self.checkpoints)):
+            with suppress(RunError, InputError, KeyError):
+                return Plan.from_dict(read_json(checkpoint / "state.json")["plan"])
+        return self.plan
 
     def check_data(self, data: TokenData) -> None:
         """Refuse to go on with other data than the run began with."""
