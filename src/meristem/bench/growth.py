@@ -4,52 +4,22 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch._dynamo.eval_frame import _debug_get_cache_entry_list
 
-from meristem.bench.step import Step, event_times, random_batches, wait
+from meristem.bench.step import TrainingStep, random_batches, step_times, wait
 from meristem.errors import InputError
 from meristem.gauges import EntropyGauge, read_heads
 from meristem.growth import BlockLoop, LoopHeads, Sgt
 from meristem.growth.grower import SEQUENCES
 from meristem.growth.sgt import PROBED
-from meristem.model import Decoder
 from meristem.model.decoder import Regions
 from meristem.plan import Plan
-from meristem.training.devices import autocast, compute_dtype, describe_device
-from meristem.training.gradients import Gradients
-from meristem.training.optimizer import OptimizerConfig, guarded_update, make_optimizer
-
-
-@dataclass
-class Arm:
-    """A model with its optimizer, ready to train, and the times of its steps in milliseconds, round by round."""
-
-    name: str
-    model: Decoder
-    gradients: Gradients
-    step: Step
-    rounds: list[float]
-
-
-def build_arm(name: str, plan: Plan, device: torch.device, *, compile: bool) -> Arm:
-    """A model of the plan with the step that `meristem train` runs."""
-    model = Decoder(plan).to(device)
-    model.use_attention(device, compute_dtype(device))
-    config = OptimizerConfig()
-    optimizer = make_optimizer(model, config)
-    gradients = Gradients(model, compile=compile, device=device)
-
-    def step(tokens: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        loss = gradients(tokens[None], labels[None])
-        guarded_update(optimizer, config.lr, loss, config.clip)
-        return loss
-
-    return Arm(name, model, gradients, step, [])
+from meristem.training.devices import autocast, describe_device
 
 
 def grown_plans(plan: Plan, layers: tuple[int, ...], heads: tuple[int, ...], passes: int) -> dict[str, Plan]:
@@ -80,23 +50,20 @@ def compare_growth(
         if value < minimum:
             raise InputError(field, value, f"must be at least {minimum}")
     plans = grown_plans(plan, layers, heads, passes)
-    arms = {name: build_arm(name, arm_plan, device, compile=compile) for name, arm_plan in plans.items()}
+    arms = {name: TrainingStep(arm_plan, device, compile=compile) for name, arm_plan in plans.items()}
+    times: dict[str, list[float]] = {name: [] for name in arms}
     batches = random_batches(plan, device, batch)
-    for arm in arms.values():
-        begin = time.perf_counter()
-        arm.step(*next(batches))
-        wait(device)
-        say(f"{arm.name}: first step {time.perf_counter() - begin:.1f} s")
+    for name, step in arms.items():
+        say(f"{name}: first step {_seconds(step, batches, device):.1f} s")
+    order = list(arms)
     for number in range(rounds):
-        turn = number % len(arms)  # each arm comes first in turn
-        for arm in (*[*arms.values()][turn:], *[*arms.values()][:turn]):
+        for name in order:
             for _ in range(2):
-                arm.step(*next(batches))
-            times, _ = event_times(arm.step, batches, steps, device)
-            arm.rounds.append(statistics.median(times))
-        say(f"round {number + 1}: " + ", ".join(f"{arm.name} {arm.rounds[-1]:.2f} ms" for arm in arms.values()))
-    results = _overheads(plans, {name: arm.rounds for name, arm in arms.items()})
-    step_ms = statistics.median(arms["vanilla"].rounds)
+                arms[name](*next(batches))
+            times[name].append(statistics.median(step_times(arms[name], batches, steps, device)[0]))
+        say(f"round {number + 1}: " + ", ".join(f"{name} {times[name][-1]:.2f} ms" for name in arms))
+        order = [*order[1:], order[0]]  # each arm comes first in turn
+    probe = measure_probe(arms["vanilla"], batches, device, steps=steps, rounds=rounds)
     arms.clear()
     return {
         "device": describe_device(device),
@@ -105,9 +72,9 @@ def compare_growth(
             "batch": batch, "context": plan.context, "layers": list(layers), "heads": list(heads), "steps": steps,
             "rounds": rounds, "compile": compile,
         },
-        "arms": results,
+        "arms": _overheads(plans, times),
         "births": measure_births(plan, device, layers, heads, passes, batch=batch, compile=compile),
-        "probe": measure_probe(plan, device, batch=batch, step_ms=step_ms),
+        "probe": probe,
     }  # fmt: skip
 
 
@@ -133,24 +100,16 @@ def measure_births(
     """A scripted growth, birth by birth: how long each holds up training, and how many block graphs there are."""
     torch._dynamo.reset()
     policy = Sgt(total_steps=1000, passes=passes, heads_per_layer=len(heads))
-    arm = build_arm("growing", policy.prepare(plan), device, compile=compile)
+    step = TrainingStep(policy.prepare(plan), device, compile=compile)
     batches = random_batches(plan, device, batch)
-
-    def timed() -> float:
-        begin = time.perf_counter()
-        arm.step(*next(batches))
-        wait(device)
-        return time.perf_counter() - begin
-
-    first = timed()
-    timed()
+    first = _seconds(step, batches, device)
     pauses = []
     for layer in layers:
         for number in range(1, passes + 1):
-            arm.model.restructure(LoopHeads(layer, heads, number).apply(arm.model.plan))
-            arm.gradients.restructured()
-            pause = timed()
-            pauses.append({"layer": layer, "passes": number, "seconds": pause - timed()})
+            step.model.restructure(LoopHeads(layer, heads, number).apply(step.model.plan))
+            step.gradients.restructured()
+            with_pause, without = _seconds(step, batches, device), _seconds(step, batches, device)
+            pauses.append({"layer": layer, "passes": number, "seconds": with_pause - without})
     graphs = len(_debug_get_cache_entry_list(Regions().block.__code__)) if compile else 0
     return {
         "first_step_seconds": first, "pauses": pauses, "total_seconds": sum(p["seconds"] for p in pauses),
@@ -158,26 +117,36 @@ def measure_births(
     }  # fmt: skip
 
 
-def measure_probe(plan: Plan, device: torch.device, *, batch: int, step_ms: float, repeats: int = 10) -> dict[str, Any]:
-    """Time of one entropy measurement, and its share of a run with the default schedule of K = 1 and K = 3."""
-    model = Decoder(plan).to(device)
-    model.use_attention(device, compute_dtype(device))
-    tokens = next(random_batches(plan, device, min(batch, SEQUENCES)))[0]
-    times = []
-    for _ in range(repeats + 2):
-        wait(device)
-        begin = time.perf_counter()
+def measure_probe(
+    step: TrainingStep, batches: Iterator[tuple[Tensor, Tensor]], device: torch.device, *, steps: int, rounds: int
+) -> dict[str, Any]:
+    """What an entropy measurement adds to a step, and its share of a run with the default schedule."""
+
+    def probed(tokens: Tensor, labels: Tensor) -> Tensor:
+        loss = step(tokens, labels)
         with autocast(device):
-            read_heads(model, tokens, EntropyGauge())
-        wait(device)
-        times.append(1e3 * (time.perf_counter() - begin))
-    milliseconds = statistics.median(times[2:])
+            read_heads(step.model, tokens[:: max(1, len(tokens) // SEQUENCES)], EntropyGauge())
+        return loss
+
+    times: dict[str, list[float]] = {"plain": [], "probed": []}
+    for _ in range(rounds):
+        for name, one in (("plain", step), ("probed", probed)):
+            one(*next(batches))
+            times[name].append(statistics.median(step_times(one, batches, steps, device)[0]))
+    plain, with_probe = (statistics.median(times[name]) for name in ("plain", "probed"))
     shares = {}
     for passes in (1, 3):
         policy = Sgt(total_steps=5000, passes=passes)
         decisions = policy.max_layers * passes + 1
-        shares[f"K={passes}"] = PROBED * decisions * milliseconds / (policy.total_steps * step_ms)
-    return {"milliseconds": milliseconds, "share_of_5000_steps": shares}
+        shares[f"K={passes}"] = PROBED * decisions * (with_probe - plain) / (policy.total_steps * plain)
+    return {"milliseconds": with_probe - plain, "share_of_5000_steps": shares}
+
+
+def _seconds(step: TrainingStep, batches: Iterator[tuple[Tensor, Tensor]], device: torch.device) -> float:
+    begin = time.perf_counter()
+    step(*next(batches))
+    wait(device)
+    return time.perf_counter() - begin
 
 
 def growth_text(report: dict[str, Any]) -> str:

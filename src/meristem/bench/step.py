@@ -43,20 +43,26 @@ class StepResult:
     last_loss: float
 
 
-def meristem_step(plan: Plan, device: torch.device, *, attention: str, compile: bool) -> tuple[Step, list[str]]:
-    """The step that `meristem train` runs, without its bookkeeping, and the attention kernel of each layer."""
-    model = Decoder(plan).to(device)
-    kernels = model.use_attention(device, compute_dtype(device), attention)
-    config = OptimizerConfig()
-    optimizer = make_optimizer(model, config)
-    gradients = Gradients(model, compile=compile, device=device)
+class TrainingStep:
+    """A model of the plan with the step that `meristem train` runs, without its bookkeeping."""
 
-    def step(tokens: Tensor, labels: Tensor) -> Tensor:
-        loss = gradients(tokens[None], labels[None])
-        guarded_update(optimizer, config.lr, loss, config.clip)
+    def __init__(self, plan: Plan, device: torch.device, *, attention: str = "auto", compile: bool) -> None:
+        self.model = Decoder(plan).to(device)
+        self.kernels = self.model.use_attention(device, compute_dtype(device), attention)
+        self.config = OptimizerConfig()
+        self.optimizer = make_optimizer(self.model, self.config)
+        self.gradients = Gradients(self.model, compile=compile, device=device)
+
+    def __call__(self, tokens: Tensor, labels: Tensor) -> Tensor:
+        loss = self.gradients(tokens[None], labels[None])
+        guarded_update(self.optimizer, self.config.lr, loss, self.config.clip)
         return loss
 
-    return step, kernels
+
+def meristem_step(plan: Plan, device: torch.device, *, attention: str, compile: bool) -> tuple[Step, list[str]]:
+    """Our step, and the attention kernel of each layer."""
+    step = TrainingStep(plan, device, attention=attention, compile=compile)
+    return step, step.kernels
 
 
 def nanogpt_step(folder: Path, plan: Plan, device: torch.device, *, compile: bool) -> Step:
@@ -112,7 +118,7 @@ def measure(
     if device.type == "cuda":
         torch.cuda.empty_cache()  # what compilation left behind is not part of a step
         torch.cuda.reset_peak_memory_stats(device)
-    times, loss = event_times(step, batches, steps, device)
+    times, loss = step_times(step, batches, steps, device)
     low, median, high = statistics.quantiles(times, n=4)
     rate = batch * plan.context / median * 1e3
     peak = peak_flops(device)
@@ -130,7 +136,7 @@ def measure(
     )
 
 
-def event_times(
+def step_times(
     step: Step, batches: Iterator[tuple[Tensor, Tensor]], steps: int, device: torch.device
 ) -> tuple[list[float], Tensor]:
     """Milliseconds of each of `steps` steps, and the last loss."""

@@ -1,0 +1,217 @@
+"""Paired comparisons at one size: the arms of a study, each with the same seeds, and a table with intervals.
+
+    python scripts/evidence.py run prism --data DATA --validation VAL --out RESULTS.jsonl --seeds 0,1,2
+    python scripts/evidence.py run sgt --data DATA --validation VAL --out RESULTS.jsonl --seeds 0,1,2 --steps 1500
+    python scripts/evidence.py table RESULTS.jsonl
+
+`run` trains every arm with every seed (the same initial weights and data order in all arms) and adds a line per run, so
+that it can be split over several calls; runs that are there already are passed over. `table` puts the results together.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import shutil
+import statistics
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch._dynamo
+
+from meristem.comparison import paired_difference
+from meristem.data import TokenData
+from meristem.evaluation import held_out_loss, held_out_windows
+from meristem.gauges import mean_distances
+from meristem.training.config import build_config
+from meristem.training.loop import train
+from meristem.training.run import load_run
+
+
+@dataclass(frozen=True)
+class Study:
+    """Arms by name, with what they change; each is compared with the baseline, and some with each other."""
+
+    baseline: str
+    arms: dict[str, dict[str, Any]]
+    pairs: tuple[tuple[str, str], ...]
+
+
+GROW = {"growth.policy": "sgt"}
+# An arm that is "like" another takes the layers and heads that the other grew with the same seed, from the first step.
+STUDIES = {
+    "prism": Study(
+        "uniform",
+        {
+            "uniform": {"model.schedule": "uniform"},
+            "prism": {"model.schedule": "prism"},
+            "reverse": {"model.schedule": "reverse"},
+            "half the heads": {"model.schedule": "uniform", "model.heads": 4},
+        },
+        (("reverse", "prism"), ("prism", "half the heads")),
+    ),
+    "sgt": Study(
+        "vanilla",
+        {
+            "vanilla": {},
+            "sgt K=1": {**GROW, "growth.passes": 1},
+            "sgt K=3": {**GROW, "growth.passes": 3},
+            "block loop": {**GROW, "growth.unit": "block", "growth.like": "sgt K=1"},
+            "random heads": {**GROW, "growth.heads": "random"},
+            "low-entropy heads": {**GROW, "growth.heads": "low"},
+            "shallow first": {**GROW, "growth.order": "shallow_first"},
+            "static": {**GROW, "growth.like": "sgt K=1"},
+        },
+        (
+            ("sgt K=1", "random heads"), ("sgt K=1", "low-entropy heads"), ("sgt K=1", "shallow first"),
+            ("sgt K=1", "static"), ("sgt K=1", "block loop"), ("sgt K=3", "sgt K=1"),
+        ),
+    ),
+}  # fmt: skip
+
+
+def settings(study: str, arm: str, seed: int, options: argparse.Namespace) -> dict[str, Any]:
+    """The configuration of one run."""
+    tokens = len(TokenData.open(options.data).split("train"))
+    batch_size = 32
+    values = {
+        "model.layers": 8, "model.width": 512, "model.heads": 8, "model.feed_forward": 1376, "model.context": 1024,
+        "model.schedule": "uniform", "data.path": str(options.data), "data.seed": seed, "train.seed": seed,
+        "train.batch_size": batch_size, "optimizer.lr": 1e-3, "optimizer.warmup": 0.05,
+        "eval.every": 0, "log.every": 20, "checkpoint.every": 0,
+        "train.steps": options.steps or (tokens - 1) // (batch_size * 1024),  # one epoch
+        **json.loads(options.override), **STUDIES[study].arms[arm],
+    }  # fmt: skip
+    if values.get("growth.heads") == "random":
+        values["growth.seed"] = seed
+    if "growth.like" in values:
+        values["growth.like"] = str(run_folder(options, values["growth.like"], seed))
+    return values
+
+
+def run_folder(options: argparse.Namespace, arm: str, seed: int) -> Path:
+    return options.out.with_suffix(".runs") / f"{arm} {seed}".replace(" ", "-").replace("=", "")
+
+
+def run_one(study: str, arm: str, seed: int, options: argparse.Namespace) -> dict[str, Any]:
+    """Train one arm with one seed and evaluate it on all validation windows."""
+    values = settings(study, arm, seed, options)
+    folder = run_folder(options, arm, seed)
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    torch._dynamo.reset()  # every run is a model of its own; compiled forms of earlier ones only fill the limit
+    begin = time.perf_counter()
+    outcome = train(build_config(values), folder)
+    if outcome.step < values["train.steps"]:
+        raise SystemExit(f"{arm}, seed {seed}: stopped at step {outcome.step} of {values['train.steps']}; not a result")
+    seconds = time.perf_counter() - begin
+    loaded = load_run(folder)
+    windows = held_out_windows(
+        TokenData.open(options.validation).split("train"), loaded.model.plan.context, options.windows
+    )
+    loss = held_out_loss(loaded.model, windows, batch=16, device=loaded.device)
+    distance = mean_distances(loaded.model, windows[:64, :-1], batch=16, device=loaded.device)
+    metrics = [entry for entry in loaded.folder.read(loaded.folder.metrics) if "loss" in entry]
+    events = [entry for entry in loaded.folder.read(loaded.folder.events) if entry["event"] == "growth"]
+    plan = loaded.model.plan
+    result = {
+        "study": study, "arm": arm, "seed": seed, "loss": loss, "heads": list(plan.heads),
+        "loops": {layer: [list(loop.heads), loop.passes] for layer, loop in plan.loops.items()},
+        "repeats": [layer.repeats for layer in plan.layers], "parameters": plan.parameters,
+        "training_flops": metrics[-1]["flops"], "tokens": metrics[-1]["tokens"], "steps": values["train.steps"],
+        "tokens_per_second": metrics[-1]["tokens_per_second"], "seconds": seconds,
+        "validation_tokens": windows.numel() - len(windows), "attention_distance": distance.tolist(),
+        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu", "settings": values,
+        "curve": [[entry["step"], entry["loss"]] for entry in metrics[:: max(1, len(metrics) // 60)]],
+        "growth": [
+            {key: entry[key] for key in ("step", "action", "layer", "heads", "passes", "shortlist", "layer_entropy")}
+            for entry in events
+        ],
+    }  # fmt: skip
+    is_model = any(other.get("growth.like") == arm for other in STUDIES[study].arms.values())
+    if not is_model:
+        shutil.rmtree(folder)
+    return result
+
+
+def table(results: list[dict[str, Any]]) -> str:
+    """Validation loss and counted FLOPs per arm, and paired differences with intervals."""
+    study = STUDIES[results[0].get("study", "prism")]
+    runs: dict[str, dict[int, dict[str, Any]]] = {}
+    for result in results:
+        runs.setdefault(result["arm"], {})[result["seed"]] = result
+    base = runs[study.baseline]
+    lines = [
+        f"| arm | validation loss, mean | s.d. | per seed | minus {study.baseline}, 95 % interval "
+        "| extra FLOPs | k tokens/s |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for arm, by_seed in runs.items():
+        values = [by_seed[seed]["loss"] for seed in sorted(by_seed)]
+        spread = statistics.stdev(values) if len(values) > 1 else math.nan
+        per_seed = " ".join(f"{value:.4f}" for value in values)
+        difference = "-" if arm == study.baseline else _difference(by_seed, base)
+        extra = statistics.fmean(_flops(by_seed[s]) / _flops(base[s]) - 1 for s in by_seed if s in base)
+        speed = statistics.fmean(run["tokens_per_second"] for run in by_seed.values()) / 1e3
+        lines.append(
+            f"| {arm} | {statistics.fmean(values):.4f} | {spread:.4f} | {per_seed} | {difference} "
+            f"| {extra:.2%} | {speed:,.0f} |"
+        )
+    lines.append("")
+    for left, right in study.pairs:
+        if {left, right} <= runs.keys():
+            lines.append(f"- {left} minus {right}: {_difference(runs[left], runs[right])}")
+    return "\n".join(lines)
+
+
+def _flops(run: dict[str, Any]) -> float:
+    return run["training_flops"] if "training_flops" in run else run["training_flops_per_token"] * run["tokens"]
+
+
+def _difference(mine: dict[int, dict[str, Any]], theirs: dict[int, dict[str, Any]]) -> str:
+    seeds = sorted(mine.keys() & theirs.keys())
+    if len(seeds) < 2:
+        return "needs 2 pairs"
+    result = paired_difference([mine[s]["loss"] for s in seeds], [theirs[s]["loss"] for s in seeds])
+    verdict = "" if result.is_effect else ", includes 0"
+    return f"{result.mean:+.4f} [{result.low:+.4f}, {result.high:+.4f}]{verdict}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    run = commands.add_parser("run")
+    run.add_argument("study", choices=STUDIES)
+    run.add_argument("--data", type=Path, required=True)
+    run.add_argument("--validation", type=Path, required=True)
+    run.add_argument("--out", type=Path, required=True)
+    run.add_argument("--arms", help="names separated by commas; all if not given")
+    run.add_argument("--seeds", default="0,1,2")
+    run.add_argument("--steps", type=int, help="updates; one epoch if not given")
+    run.add_argument("--windows", type=int, default=10**9, help="validation windows at most")
+    run.add_argument("--override", default="{}", help="JSON with further configuration values")
+    show = commands.add_parser("table")
+    show.add_argument("files", type=Path, nargs="+")
+    options = parser.parse_args()
+    if options.command == "table":
+        print(table([json.loads(line) for path in options.files for line in path.read_text().splitlines()]))
+        return
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    there = [json.loads(line) for line in options.out.read_text().splitlines()] if options.out.exists() else []
+    done = {(result["arm"], result["seed"]) for result in there}
+    for seed in map(int, options.seeds.split(",")):
+        for arm in options.arms.split(",") if options.arms else STUDIES[options.study].arms:
+            if (arm, seed) in done:
+                continue
+            result = run_one(options.study, arm, seed, options)
+            with options.out.open("a") as file:
+                file.write(json.dumps(result) + "\n")
+            print(f"{arm}, seed {seed}: loss {result['loss']:.4f} in {result['seconds']:.0f} s", flush=True)
+
+
+if __name__ == "__main__":
+    main()
