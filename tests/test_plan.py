@@ -15,7 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meristem.errors import InputError, RunError
-from meristem.plan import Cost, Flops, LayerPlan, Loop, Plan, default_feed_forward
+from meristem.growth.edits import LoopHeads, RepeatBlock
+from meristem.plan import Cost, Flops, Gates, LayerPlan, Loop, Plan, default_feed_forward
 
 SIZES: dict[str, dict[str, Any]] = {
     "small": {"layers": 12, "width": 768, "heads": 12},
@@ -76,24 +77,101 @@ def test_oracle_6_softmax_ratio(size: str, ratio: float) -> None:
     assert prism.softmax_elements / uniform.softmax_elements == pytest.approx(ratio, abs=5e-5)
 
 
-def looped(plan: Plan, index: int, heads: tuple[int, ...], passes: int) -> Plan:
-    return plan.with_layer(index, replace(plan.layers[index], loop=Loop(heads, passes)))
-
-
 @pytest.mark.parametrize("passes", [1, 2, 3])
 def test_sgt_oracle_13_loop_overhead(passes: int) -> None:
     """The oracle's feed-forward has 8 d^2 weights, which is 3 d f at f = 2048."""
     plan = Plan.uniform(**SIZES["small"], feed_forward=2048)
-    base, grown = plan.cost.forward, looped(plan, 7, (2, 9), passes).cost.forward
+    base, grown = plan.cost.forward, LoopHeads(7, (2, 9), passes).apply(plan).cost.forward
     assert 100 * (grown.full - base.full) / base.full / passes == pytest.approx(0.460, abs=0.01)
     assert 100 * (grown.causal - base.causal) / base.causal / passes == pytest.approx(0.394, abs=0.01)
     # Measured with a FLOP counter over 1024 tokens (sgt.md 3.1).
     assert 1024 * (grown.full - base.full) == passes * 1_342_177_280
 
 
+def average_overhead(passes: int, birth: int, steps: int, base: float, loop: float) -> float:
+    """Percent over a run: three layers, a birth after every `birth` steps, each loop running from then on."""
+    births = range(birth, 3 * passes * birth + 1, birth)
+    return 100 * sum(1 - step / steps for step in births) * loop / base
+
+
+@pytest.mark.parametrize(
+    ("kind", "after", "average", "blocks"),
+    [("full", (1.38, 2.76, 4.14), (1.24, 2.28, 3.11), 18.2), ("causal", (1.18, 2.37, 3.55), (1.07, 1.95, 2.67), 17.7)],
+)
+def test_sgt_oracle_13_target_size(
+    kind: str, after: tuple[float, ...], average: tuple[float, ...], blocks: float
+) -> None:
+    """The table of sgt.md 3.2: three layers, after growth and averaged over a run with births every 5 % of it."""
+    plan = Plan.uniform(**SIZES["small"], feed_forward=2048)
+    base = getattr(plan.cost.forward, kind)
+    repeated = plan
+    for layer in (3, 6, 9):
+        repeated = RepeatBlock(layer).apply(repeated)
+    assert 100 * (getattr(repeated.cost.forward, kind) / base - 1) == pytest.approx(blocks, abs=0.05)
+    for passes in (1, 2, 3):
+        grown = plan
+        for layer in (3, 6, 9):
+            grown = LoopHeads(layer, (0, 5), passes).apply(grown)
+        more = getattr(grown.cost.forward, kind) - base
+        assert 100 * more / base == pytest.approx(after[passes - 1], abs=0.01)
+        found = average_overhead(passes, 5, 100, base, more / (3 * passes))
+        assert found == pytest.approx(average[passes - 1], abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("layers", "width", "heads", "millions", "blocks", "loops"),
+    [
+        (12, 768, 12, 275.4, 20.24, (1.47, 2.43, 3.20)),
+        (16, 1024, 16, 572.8, 16.42, (0.85, 1.37, 1.78)),
+        (16, 1536, 16, 1211.5, 17.01, (0.74, 1.19, 1.55)),
+    ],
+    ids=["275M", "573M", "1.2B"],
+)
+def test_sgt_oracle_13_published_sizes(
+    layers: int, width: int, heads: int, millions: float, blocks: float, loops: tuple[float, ...]
+) -> None:
+    """The table of sgt.md 3.3, with the accounting and the run of the paper: 5035 steps, births every 250.
+
+    Its embeddings are untied and both count in backward; in the 250 steps after a layer's birth all heads are counted.
+    """
+    plan = Plan.uniform(layers=layers, width=width, heads=heads, context=4096, feed_forward=8 * width)
+    assert (plan.parameters + 50304 * width) / 1e6 == pytest.approx(millions, abs=0.1)
+    base = plan.cost.training.full + 4 * 50304 * width
+    one = LoopHeads(5, (0, 1), 1).apply(plan).cost.training.full - plan.cost.training.full
+    every = LoopHeads(5, tuple(range(heads)), 1).apply(plan).cost.training.full - plan.cost.training.full
+    repeated = plan
+    for layer in (3, 6, 9):
+        repeated = RepeatBlock(layer).apply(repeated)
+    assert 100 * (repeated.cost.training.full - plan.cost.training.full) / base == pytest.approx(blocks, abs=0.01)
+    fading = 100 * 3 * 250 / 5035 * (every - one) / base
+    for passes in (1, 2, 3):
+        found = average_overhead(passes, 250, 5035, base, one) + fading
+        assert found == pytest.approx(loops[passes - 1], abs=0.01)
+
+
+def test_repeated_blocks_cost_all_but_parameters_again() -> None:
+    plan = Plan.prism(**SIZES["small"])
+    for index in (0, 7):
+        one = plan.layer_cost(plan.layers[index])
+        more = RepeatBlock(index, 2).apply(plan).cost
+        assert more.parameters == plan.parameters
+        assert more.forward == plan.cost.forward + one.forward * 2
+        assert more.training == plan.cost.training + one.training * 2
+        assert more.softmax_elements == plan.cost.softmax_elements + 2 * one.softmax_elements
+        assert more.kv_bytes_per_token == plan.cost.kv_bytes_per_token + 2 * one.kv_bytes_per_token
+
+
+def test_gates_cost_a_parameter_each_if_they_are_trained() -> None:
+    plan = Plan.prism(**SIZES["small"])
+    gated = replace(plan, gates=Gates(passes=3, heads=2))
+    assert gated.parameters == plan.parameters + 12 * 3 * 2
+    assert gated.cost.forward == plan.cost.forward
+    assert replace(plan, gates=Gates(3, 2, trained=False)).cost == plan.cost
+
+
 def test_loops_cost_no_parameters_and_cache_their_own_keys_and_values() -> None:
     plan = Plan.uniform(**SIZES["small"])
-    grown = looped(plan, 3, (0, 1), 1).cost
+    grown = LoopHeads(3, (0, 1), 1).apply(plan).cost
     assert grown.parameters == plan.parameters
     share = grown.kv_bytes_per_token / plan.cost.kv_bytes_per_token - 1
     assert share == pytest.approx(2 / (12 * 12))  # 1.4 % for each loop (sgt.md 3.4)
@@ -166,11 +244,17 @@ def layer_plans(draw: Any) -> LayerPlan:
     kv_heads = draw(st.sampled_from([k for k in range(1, heads + 1) if heads % k == 0]))
     chosen = st.lists(st.integers(0, heads - 1), min_size=1, unique=True).map(tuple)
     loop = draw(st.none() | st.builds(Loop, chosen, st.integers(1, 4)))
-    return LayerPlan(heads, 2 * draw(st.integers(1, 160)), kv_heads, loop)
+    repeats = draw(st.integers(0, 3)) if loop is None else 0
+    return LayerPlan(heads, 2 * draw(st.integers(1, 160)), kv_heads, loop, repeats)
 
 
 sizes = st.integers(1, 5000)
-plans = st.builds(Plan, sizes, sizes, sizes, sizes, st.lists(layer_plans(), min_size=1, max_size=6).map(tuple))
+plans = st.builds(
+    Plan,
+    *[sizes] * 4,
+    st.lists(layer_plans(), min_size=1, max_size=6).map(tuple),
+    st.none() | st.builds(Gates, st.integers(4, 6), st.integers(16, 20), st.booleans()),
+)
 
 
 @given(plan=plans)
@@ -205,6 +289,46 @@ def test_digest_golden_value() -> None:
     assert Plan.prism(**SIZES["small"]).digest == "d367e72a727d59b24bd39e710af0f8cbbf598053e86d032e69ce2598cc0d1490"
 
 
+def test_digest_of_a_grown_plan() -> None:
+    layers = (LayerPlan(2, 4, 1, repeats=2), LayerPlan(4, 6, 2, Loop((3, 0), 2)))
+    plan = Plan(8, 16, 32, 24, layers, Gates(passes=3, heads=2))
+    canonical = (
+        '{"context":32,"feed_forward":24,"format":"meristem-plan/1",'
+        '"gates":{"heads":2,"passes":3,"trained":true},"layers":['
+        '{"head_dim":4,"heads":2,"kv_heads":1,"loop":null,"repeats":2},'
+        '{"head_dim":6,"heads":4,"kv_heads":2,"loop":{"heads":[3,0],"passes":2}}],"vocabulary":16,"width":8}'
+    )
+    assert plan.digest == hashlib.sha256(canonical.encode()).hexdigest()
+    assert Plan.from_json(canonical) == plan
+    variants = [
+        replace(plan, gates=None),
+        replace(plan, gates=Gates(3, 2, trained=False)),
+        replace(plan, gates=Gates(2, 2)),
+        replace(plan, gates=Gates(3, 3)),
+        RepeatBlock(0, 1).apply(plan),
+        RepeatBlock(0, 0).apply(plan),
+        LoopHeads(1, (0, 3), 2).apply(plan),  # the order of heads is that of their gates
+    ]
+    assert len({plan.digest, *(variant.digest for variant in variants)}) == 1 + len(variants)
+
+
+def test_files_from_before_growth_mean_what_they_meant() -> None:
+    """They know nothing of gates and repeats. So does the file of a plan that has none."""
+    old = (
+        '{"format": "meristem-plan/1", "width": 8, "vocabulary": 16, "context": 32, "feed_forward": 24, "layers": ['
+        '{"heads": 2, "head_dim": 4, "kv_heads": 1, "loop": null},'
+        '{"heads": 1, "head_dim": 6, "kv_heads": 1, "loop": {"heads": [0], "passes": 2}}]}'
+    )
+    plan = Plan.from_json(old)
+    assert plan == Plan(8, 16, 32, 24, (LayerPlan(2, 4, 1), LayerPlan(1, 6, 1, Loop((0,), 2))))
+    assert plan.digest == "56d4cec06778697ed5a552431a7f20b38ceaba1f301fd2c5706cfe24dff5dc8c"
+    assert json.loads(plan.to_json()) == json.loads(old)
+    named = json.loads(old)
+    named["gates"] = None
+    named["layers"][0]["repeats"] = 0
+    assert Plan.from_dict(named).digest == plan.digest
+
+
 @given(plan=plans, layer=layer_plans(), position=st.integers(0, 5))
 def test_with_layer_changes_one_layer(plan: Plan, layer: LayerPlan, position: int) -> None:
     index = position % len(plan.layers)
@@ -229,6 +353,8 @@ def test_parameters_are_those_of_the_matrices(plan: Plan) -> None:
     for layer in plan.layers:
         q, kv = layer.heads * layer.head_dim, layer.kv_heads * layer.head_dim
         shapes += [(d, q), (d, kv), (d, kv), (q, d), (d, f), (d, f), (f, d), (d, 1), (d, 1)]
+        if plan.gates is not None and plan.gates.trained:
+            shapes.append((plan.gates.passes, plan.gates.heads))
     assert plan.parameters == sum(rows * columns for rows, columns in shapes)
 
 
@@ -358,12 +484,39 @@ def test_named_schedules_report_their_errors() -> None:
         ((4, 8, 4, Loop((1, 1), 1)), ["loop.heads", "(1, 1)", "distinct"]),
         ((4, 8, 4, Loop((True,), 1)), ["loop.heads", "(True,)", "0..3"]),
         ((4, 8, 4, Loop((1,), 0)), ["loop.passes", "0", "at least 1"]),
+        ((4, 8, 4, None, -1), ["repeats", "-1", "at least 0"]),
+        ((4, 8, 4, None, 1.0), ["repeats", "1.0", "integer"]),
+        ((4, 8, 4, Loop((1,), 1), 2), ["repeats", "2", "must be 0 in a layer that has a loop"]),
     ],
 )
 def test_layer_errors(arguments: tuple[Any, ...], words: list[str]) -> None:
     with pytest.raises(InputError) as caught:
         LayerPlan(*arguments)
     assert all(word in message(caught) for word in words), message(caught)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((0, 2), ["gates.passes", "0", "at least 1"]),
+        ((1, 0), ["gates.heads", "0", "at least 1"]),
+        ((1, 2.0), ["gates.heads", "2.0", "integer"]),
+        ((1, 2, 1), ["gates.trained", "1", "true or false"]),
+    ],
+)
+def test_gate_errors(arguments: tuple[Any, ...], words: list[str]) -> None:
+    with pytest.raises(InputError) as caught:
+        Gates(*arguments)
+    assert all(word in message(caught) for word in words), message(caught)
+
+
+def test_loops_must_fit_the_gates() -> None:
+    layers = (LayerPlan(4, 8, 4), LayerPlan(4, 8, 4, Loop((0, 3), 2)))
+    assert Plan(8, 16, 32, 24, layers, Gates(2, 2)).loops == {1: Loop((0, 3), 2)}
+    with pytest.raises(InputError, match=r"layers\[1\]\.loop\.passes = 2: must be at most gates\.passes, 1"):
+        Plan(8, 16, 32, 24, layers, Gates(passes=1, heads=2))
+    with pytest.raises(InputError, match=r"layers\[1\]\.loop\.heads = 2: must be at most gates\.heads, 1"):
+        Plan(8, 16, 32, 24, layers, Gates(passes=2, heads=1))
 
 
 def test_with_layer_outside_the_plan() -> None:
@@ -415,6 +568,14 @@ def set_field(path: str, value: Any) -> Any:
         ("layers.1.loop.heads", 0, ["layers[1].loop.heads", "0", "list"]),
         ("layers.1.loop.heads", ["0"], ["loop.heads", "'0'", "0..3"]),
         ("layers.1.loop.heads", [0.0], ["loop.heads", "0.0", "0..3"]),
+        ("layers.0.repeats", "2", ["repeats", "'2'", "integer"]),
+        ("layers.1.repeats", 1, ["repeats", "1", "must be 0 in a layer that has a loop"]),
+        ("gates", 3, ["gates", "3", "object or null"]),
+        ("gates", {"passes": 2, "heads": 2}, ["gates.trained", "missing"]),
+        ("gates", {"passes": 2, "heads": 2, "trained": 1}, ["gates.trained", "1", "true or false"]),
+        ("gates", {"passes": 0, "heads": 2, "trained": True}, ["gates.passes", "0", "at least 1"]),
+        ("gates", {"passes": 2, "heads": 2, "trained": True, "size": 2}, ["gates.size", "2", "unknown field"]),
+        ("gates", {"passes": 1, "heads": 2, "trained": True}, ["layers[1].loop.passes", "2", "gates.passes, 1"]),
     ],
 )
 def test_bad_json_names_the_field(path: str, value: Any, words: list[str]) -> None:

@@ -5,6 +5,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,9 +16,10 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from meristem.growth.edits import LoopHeads
 from meristem.model import Decoder
 from meristem.model.fused import project_heads
-from meristem.plan import LayerPlan, Plan
+from meristem.plan import Gates, LayerPlan, Loop, Plan
 
 SIZES: dict[str, dict[str, Any]] = {
     "small": {"layers": 12, "width": 768, "heads": 12},
@@ -43,6 +46,14 @@ def small_plan(schedule: str = "prism", *, kv_group: int = 1, vocabulary: int = 
         vocabulary=vocabulary,
         context=context,
     )
+
+
+def looped(plan: Plan, loops: Mapping[int, tuple[tuple[int, ...], int]], gates: Gates | None = None) -> Plan:
+    """The plan with these gates, and with loops given as {layer: (heads, passes)}."""
+    plan = replace(plan, gates=gates)
+    for layer, (heads, passes) in loops.items():
+        plan = LoopHeads(layer, heads, passes).apply(plan)
+    return plan
 
 
 def random_tokens(plan: Plan, batch: int = 2, length: int | None = None, seed: int = 0) -> Tensor:
@@ -128,6 +139,20 @@ def plans(draw: Any, *, min_context: int = 1) -> Plan:
         feed_forward=draw(st.integers(1, 24)),
         layers=layers,
     )
+
+
+@st.composite
+def grown_plans(draw: Any, *, min_context: int = 1) -> Plan:
+    """Any buildable plan in which layers have loops, are repeated or neither, with gates or without."""
+    plan = draw(plans(min_context=min_context))
+    layers = []
+    for layer in plan.layers:
+        heads = st.lists(st.integers(0, layer.heads - 1), min_size=1, unique=True).map(tuple)
+        loops = st.builds(lambda chosen, passes: {"loop": Loop(chosen, passes)}, heads, st.integers(1, 3))
+        repeats = st.integers(0, 2).map(lambda times: {"repeats": times})
+        layers.append(replace(layer, **draw(loops | repeats)))
+    gates = st.none() | st.builds(Gates, st.integers(3, 4), st.integers(4, 5), st.booleans())
+    return replace(plan, layers=tuple(layers), gates=draw(gates))
 
 
 def split_heads(packed: Tensor, cos: Tensor, sin: Tensor, heads: int, kv_heads: int) -> tuple[Tensor, Tensor, Tensor]:

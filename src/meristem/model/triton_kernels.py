@@ -272,11 +272,18 @@ def _narrow_backward(  # type: ignore[no-untyped-def]
     total_grad, unit, scale, inner, dqkv, weight, grad, copy, rows, width, depth,
     COPY: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    # A product whose result never leaves the registers: it is added to the stream's gradient where it arises.
+    # A product whose result never leaves the registers: it is added to the stream's gradient where it arises. What it
+    # is added to is asked for first and arrives while the product is made.
     columns = tl.cdiv(width, BLOCK_N)
     program = tl.program_id(0)
     m = (program // columns).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     n = (program % columns) * BLOCK_N + tl.arange(0, BLOCK_N)
+    at = m[:, None] * width + n[None, :]
+    inside = (m < rows)[:, None] & (n < width)[None, :]
+    arriving = tl.load(total_grad + at, mask=inside, other=0.0)
+    normed = tl.load(unit + at, mask=inside, other=0.0)
+    factor = tl.load(scale + m, mask=m < rows, other=0.0)
+    back = tl.load(inner + m, mask=m < rows, other=0.0)
     sums = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     for start in range(0, depth, BLOCK_K):
         k = start + tl.arange(0, BLOCK_K)
@@ -284,12 +291,7 @@ def _narrow_backward(  # type: ignore[no-untyped-def]
         a = tl.load(dqkv + m[:, None] * depth + k[None, :], mask=a_inside, other=0.0)
         b = tl.load(weight + k[:, None] * width + n[None, :], mask=b_inside, other=0.0)
         sums = tl.dot(a, b, sums, input_precision="ieee")
-    at = m[:, None] * width + n[None, :]
-    inside = (m < rows)[:, None] & (n < width)[None, :]
-    sums *= tl.load(scale + m, mask=m < rows, other=0.0)[:, None]
-    sums += tl.load(total_grad + at, mask=inside, other=0.0).to(tl.float32)
-    back = tl.load(inner + m, mask=m < rows, other=0.0)
-    sums -= tl.load(unit + at, mask=inside, other=0.0).to(tl.float32) * back[:, None]
+    sums = sums * factor[:, None] + arriving.to(tl.float32) - normed.to(tl.float32) * back[:, None]
     tl.store(grad + at, sums.to(grad.dtype.element_ty), mask=inside)
     if COPY:
         tl.store(copy + at, sums.to(copy.dtype.element_ty), mask=inside)
