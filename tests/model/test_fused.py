@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 import pytest
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, rms_norm, silu
 
 from meristem.errors import InputError
-from meristem.model.fused import add_norm, cross_entropy_, swiglu_backward, swiglu_linear
+from meristem.model.fused import (
+    add_norm,
+    cross_entropy_,
+    norm_project_heads,
+    project_heads,
+    swiglu_backward,
+    swiglu_linear,
+)
 from meristem.model.rotary import rotary_table
 
 from .helpers import complex_rotation, needs_gpu, relative_error, split_heads
@@ -101,7 +110,10 @@ def test_targets_outside_the_vocabulary_are_refused(target: int) -> None:
     assert torch.equal(logits, before)
 
 
-OPERATORS = ["cross_entropy_", "swiglu_backward", "turn_heads_", "turn_heads_backward", "add_norm", "add_norm_backward"]
+OPERATORS = [
+    "cross_entropy_", "swiglu_backward", "turn_heads_", "turn_heads_backward", "add_norm", "add_norm_backward", "unturn",
+    "narrow_backward",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", OPERATORS)
@@ -109,7 +121,7 @@ def test_operators_are_registered_correctly(name: str) -> None:
     """What the compiler assumes of an operator (shapes, dtypes, mutation) is what it does."""
     x = torch.randn(2, 3, 6, 4, generator=torch.Generator().manual_seed(0))
     logits, targets, scale = cross_entropy_inputs(torch.float32, 5, 7)
-    arguments = {
+    arguments: dict[str, tuple[Any, ...]] = {
         "cross_entropy_": (logits, targets, scale.float()),
         "swiglu_backward": (x.flatten(0, 2), x.flatten(0, 2)[:, :2].contiguous()),
         "turn_heads_": (x, *rotary_table(4, 3), 4),
@@ -124,6 +136,12 @@ def test_operators_are_registered_correctly(name: str) -> None:
             torch.bfloat16,
         ),
     }
+    row = torch.rand(6, generator=torch.Generator().manual_seed(1))
+    heads = x.flatten(0, 1).contiguous()
+    arguments["unturn"] = (x[:, :, :2], x[:, :, 2:4], x[:, :, 4:], heads, row, *rotary_table(4, 3), 8)
+    stream = torch.randn(6, 8, generator=torch.Generator().manual_seed(2))
+    products = (heads.flatten(1), torch.randn(24, 8, generator=torch.Generator().manual_seed(3)))
+    arguments["narrow_backward"] = (stream, stream, row, row, *products, torch.bfloat16)
     operator = getattr(torch.ops.meristem, name).default
     torch.library.opcheck(operator, arguments[name])
 
@@ -267,3 +285,75 @@ def test_triton_split_heads(
         assert mine.dtype == dtype
         assert relative_error(mine.detach().cpu(), theirs.detach()) <= limit
     assert torch.equal(found[2].detach().cpu(), packed[:, :, turned:])
+
+
+Narrow = tuple[Tensor, Tensor, Tensor, Tensor]
+
+
+def narrow_inputs(heads: int, dim: int, dtype: torch.dtype, width: int = 40) -> Narrow:
+    """A stream and a branch (3, 7, width), the norm's gain, and a projection of a few heads."""
+    generator = torch.Generator().manual_seed(0)
+    shapes = [(3, 7, width), (3, 7, width), (width,), (3 * heads * dim, width)]
+    x, branch, gain, weight = (torch.randn(s, generator=generator, dtype=torch.float64) for s in shapes)
+    values = (x, branch, 1 + gain / 4, weight / width**0.5)
+    return cast(Narrow, tuple(t.to(dtype).requires_grad_() for t in values))
+
+
+def in_two_parts(x: Tensor, branch: Tensor, gain: Tensor, weight: Tensor, cos: Tensor, sin: Tensor, heads: int) -> Any:
+    total, normed = add_norm(x, branch, gain, 1e-5)
+    return total, *project_heads(normed, weight, cos, sin, heads, heads)
+
+
+def arriving(outputs: tuple[Tensor, ...]) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randn(o.shape, generator=generator, dtype=torch.float64).to(o) for o in outputs]
+
+
+@pytest.mark.parametrize(("heads", "dim"), [(1, 2), (2, 16), (3, 6)])
+@pytest.mark.parametrize("own_positions", [False, True])
+def test_norm_and_projection_together_equal_the_two_in_turn(heads: int, dim: int, own_positions: bool) -> None:
+    inputs = narrow_inputs(heads, dim, torch.float64)
+    positions = torch.arange(21).view(3, 7) % 11 if own_positions else slice(0, 7)
+    cos, sin = (table[positions].double() for table in rotary_table(dim, 11))
+    found = norm_project_heads(*inputs, cos, sin, heads=heads, eps=1e-5)
+    expected = in_two_parts(*inputs, cos, sin, heads)
+    grads = arriving(found)
+    for mine, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(mine, theirs)
+    mine_grads, their_grads = (torch.autograd.grad(out, inputs, grads) for out in (found, expected))
+    for mine, theirs in zip(mine_grads, their_grads, strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+
+def test_norm_and_projection_together_under_autocast() -> None:
+    """The sum stays in float32 and exact; the rest has bf16's precision, gradients included."""
+    inputs = narrow_inputs(2, 16, torch.float32)
+    cos, sin = rotary_table(16, 7)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = norm_project_heads(*inputs, cos, sin, heads=2, eps=1e-5)
+    expected = in_two_parts(*inputs, cos, sin, 2)
+    assert [o.dtype for o in found] == [torch.float32, *[torch.bfloat16] * 3]
+    assert torch.equal(found[0], expected[0])
+    grads = arriving(found)
+    mine_grads = torch.autograd.grad(found, inputs, grads)
+    their_grads = torch.autograd.grad(expected, inputs, [g.float() for g in grads])
+    for mine, theirs in zip((*found, *mine_grads), (*expected, *their_grads), strict=True):
+        assert relative_error(mine, theirs) <= 1e-2
+
+
+@needs_gpu
+@pytest.mark.gpu
+@pytest.mark.parametrize(("heads", "dim"), [(1, 8), (2, 64), (3, 24), (12, 64), (2, 256)])
+@pytest.mark.parametrize("autocast", [False, True])
+def test_triton_norm_and_projection_together(heads: int, dim: int, autocast: bool) -> None:
+    inputs = narrow_inputs(heads, dim, torch.float32, width=200)
+    cos, sin = rotary_table(dim, 7)
+    expected = in_two_parts(*inputs, cos, sin, heads)
+    device_inputs = cast(Narrow, tuple(t.detach().cuda().requires_grad_() for t in inputs))
+    with torch.autocast("cuda", torch.bfloat16, enabled=autocast):
+        found = norm_project_heads(*device_inputs, cos.cuda(), sin.cuda(), heads=heads, eps=1e-5)
+    grads = arriving(expected)
+    mine_grads = torch.autograd.grad(found, device_inputs, [g.to(o) for g, o in zip(grads, found, strict=True)])
+    their_grads = torch.autograd.grad(expected, inputs, grads)
+    for mine, theirs in zip((*found, *mine_grads), (*expected, *their_grads), strict=True):
+        assert relative_error(mine.cpu(), theirs) <= (1e-2 if autocast else 1e-5)
