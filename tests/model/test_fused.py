@@ -111,8 +111,8 @@ def test_targets_outside_the_vocabulary_are_refused(target: int) -> None:
 
 
 OPERATORS = [
-    "cross_entropy_", "swiglu_backward", "turn_heads_", "turn_heads_backward", "add_norm", "add_norm_backward", "unturn",
-    "narrow_backward",
+    "cross_entropy_", "swiglu_backward", "turn_heads_", "turn_heads_backward", "add_norm", "add_norm_backward",
+    "unturn", "narrow_backward",
 ]  # fmt: skip
 
 
