@@ -48,11 +48,11 @@ def learning_rate(step: int, steps: int, config: OptimizerConfig) -> float:
 
 
 def make_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.AdamW:
-    """Fused AdamW; weight decay on tensors of two or more dimensions only."""
+    """Fused AdamW; weight decay on matrices only, not on norms and gates."""
     parameters = [p for p in model.parameters() if p.requires_grad]
     groups = [
-        {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": config.weight_decay},
-        {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
+        {"params": [p for p in parameters if p.dim() == 2], "weight_decay": config.weight_decay},
+        {"params": [p for p in parameters if p.dim() != 2], "weight_decay": 0.0},
     ]
     return torch.optim.AdamW(groups, lr=config.lr, betas=(config.beta1, config.beta2), eps=config.eps, fused=True)
 
