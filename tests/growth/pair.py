@@ -1,0 +1,95 @@
+"""What each of two processes finds, printed as JSON: `python pair.py STORE`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from datetime import timedelta
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import torch._dynamo  # the first use of an operator would import it, in both processes
+import torch.distributed as dist
+from torch import Tensor
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from growth.helpers import FOUR, spread, tiny_plan, tokens_of
+from meristem import ranks
+from meristem.errors import RunError
+from meristem.gauges.entropy import EntropyGauge, HeadReadings
+from meristem.growth import Grower, Sgt, grower
+from meristem.model import Decoder
+
+BATCH = 16
+
+
+def agreements(rank: int) -> dict[str, Any]:
+    """The functions of meristem.ranks, called with something else in each process."""
+    found: dict[str, Any] = {
+        "rank": ranks.rank(),
+        "world": ranks.world(),
+        "sum": ranks.sum_over_ranks(torch.tensor([1.0, 10.0]) * (rank + 1)).tolist(),
+        "mean": ranks.mean_over_ranks(torch.tensor([1.0, 10.0]) * (rank + 1)).tolist(),
+        "first": ranks.from_first_rank({"from": rank}),
+    }
+    ranks.require_equal("same", "plan")
+    return found | {"disagreement": error_of(lambda: ranks.require_equal(f"plan of {rank}", "plan"))}
+
+
+def error_of(call: Any) -> str | None:
+    try:
+        call()
+    except RunError as error:
+        return str(error)
+    return None
+
+
+def observed(rank: int) -> list[list[float]]:
+    """Entropies of a batch of which each process has a half."""
+    model = Decoder(tiny_plan(FOUR))
+    half = tokens_of(model.plan, 0, BATCH).chunk(2)[rank]
+    observation = Grower(model, observe_every=1).step(half).observation
+    assert observation is not None
+    entropies: list[list[float]] = observation["head_entropy"]
+    return entropies
+
+
+def grown(rank: int) -> dict[str, Any]:
+    """A decision where each process alone would take another one."""
+    policy = Sgt(total_steps=10, start=1, window=5, shortlist=1)
+    model = Decoder(policy.prepare(tiny_plan(FOUR)))
+
+    def read(model: Decoder, tokens: Tensor, gauge: EntropyGauge) -> HeadReadings:
+        entropy = torch.tensor(spread({3: 0.9} if rank == 0 else {1: 0.8}, FOUR)).flatten()
+        return HeadReadings(entropy * len(tokens), {})
+
+    with patch.object(grower, "read_heads", read):
+        (event,) = Grower(model, None, policy).step(tokens_of(model.plan, 0)).events
+    return {"layer": event["layer"], "layer_entropy": event["layer_entropy"], "plan": model.plan.digest}
+
+
+def disagreeing(rank: int) -> str | None:
+    """The same without averages and without the first process's word."""
+    with patch.multiple(grower, sum_over_ranks=lambda values: values, from_first_rank=lambda value: value):
+        return error_of(lambda: grown(rank))
+
+
+def findings(store: str, rank: int) -> dict[str, Any]:
+    patience = timedelta(seconds=30)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2, timeout=patience)
+    found: dict[str, Any] = {"agreements": agreements(rank), "observed": observed(rank), "grown": grown(rank)}
+    with patch.object(grower, "SEQUENCES", 1):
+        found |= {"first sequence": observed(rank)}
+    found |= {"disagreement": disagreeing(rank)}
+    dist.barrier()
+    dist.destroy_process_group()
+    return found
+
+
+if __name__ == "__main__":
+    with get_context("fork").Pool(2) as pool:  # forked, so that torch is imported once
+        print(json.dumps(pool.starmap(findings, [(sys.argv[1], 0), (sys.argv[1], 1)], chunksize=1)))

@@ -1,0 +1,483 @@
+"""The grower: what it measures and when, what it does to the model, and what that costs (sgt.md 5.2 and 6)."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator
+from functools import cache
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+import torch._dynamo
+from torch import Tensor
+from torch._dynamo.testing import CompileCounterWithBackend
+
+from meristem.errors import InputError
+from meristem.gauges.entropy import EntropyGauge, read_heads
+from meristem.growth import Grower, LoopHeads, Sgt
+from meristem.growth.grower import SEQUENCES, Average
+from meristem.model import Decoder
+from meristem.model.decoder import Regions
+from meristem.plan import Loop, Plan
+from meristem.training.gradients import compiled_regions
+from meristem.training.optimizer import OptimizerConfig, make_optimizer
+
+from .helpers import FOUR, VECTORS, Action, Entropies, listed, scripted, spread, tiny_plan, tokens_of
+
+
+def grown_model(policy: Sgt, heads: list[int] | None = None, seed: int = 0) -> Decoder:
+    return Decoder(policy.prepare(tiny_plan(heads or FOUR)), seed)
+
+
+# --- O8: averages ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("updates", [1, 2, 5, 16, 40])
+def test_sgt_oracle_8_average_of_a_constant(updates: int) -> None:
+    average, constant = Average(0.5), torch.tensor([0.3, 0.9, 1.0])
+    for _ in range(updates):
+        average.add(constant)
+    assert average.value is not None
+    torch.testing.assert_close(average.value, constant * (1 - 0.5**updates), rtol=0, atol=1e-6)
+    torch.testing.assert_close(average.mean, constant, rtol=0, atol=1e-6)
+
+
+def averages(values: Tensor, memory: int) -> tuple[Tensor, Tensor]:
+    """The average of all values from 0 on, as published, and ours of the last few."""
+    full = torch.zeros_like(values[0])
+    for value in values:
+        full = 0.5 * full + 0.5 * value
+    short = Average(0.5)
+    for value in values[-memory:]:
+        short.add(value)
+    return full, short.mean
+
+
+def test_sgt_oracle_8_sixteen_updates_remember_enough() -> None:
+    """About 1e-6 for entropies that move by a tenth (D5); the twelve of the same check are ten times worse."""
+    noise = torch.rand(300, 1000, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    values = 0.9 + 0.1 * noise
+    full, short = averages(values, 16)
+    assert 1e-7 < float((short - full).abs().max()) < 2e-6
+    full, shorter = averages(values, 12)
+    assert 2e-6 < float((shorter - full).abs().max()) < 3e-5
+
+
+# --- O14: the vectors again, through a model -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", VECTORS)
+def test_sgt_oracle_14_vectors_through_the_grower(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    levels, passes, expected = VECTORS[name]
+    policy = Sgt(total_steps=2600, start=250, window=250, passes=passes)
+    model = grown_model(policy, [4] * 12)
+    grower, script = scripted(monkeypatch, model, policy, lambda done: spread(levels(done), [4] * 12))
+    tokens = tokens_of(model.plan, 0)
+    found, changes = [], []
+    for _ in range(policy.total_steps):
+        growth = grower.step(tokens)
+        found += [Action(grower.done, event["action"], event["layer"]) for event in growth.events]
+        changes += [grower.done] if growth.changed else []
+    assert found == expected
+    assert changes == [action.done for action in expected[:-1]]
+    depths = {layer: sum(action.layer == layer for action in expected) for _, what, layer in expected if what == "add"}
+    assert model.plan.loops == {layer: Loop((2, 3), depth) for layer, depth in sorted(depths.items()) if layer}
+    assert script.asked == [done for action in expected for done in range(action.done - 15, action.done + 1)]
+
+
+# --- when it measures ------------------------------------------------------------------------------------------------
+
+
+def test_entropy_is_measured_in_the_sixteen_updates_before_a_decision_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = Sgt(total_steps=300, start=40, window=30)
+    model = grown_model(policy)
+    grower, script = scripted(monkeypatch, model, policy, lambda done: spread(listed(3, 2, 1), FOUR))
+    tokens = tokens_of(model.plan, 0)
+    for _ in range(299):
+        grower.step(tokens)
+    assert grower.state.phase == "fixed"
+    assert script.asked == [done for end in (40, 70, 100, 130) for done in range(end - 15, end + 1)]
+
+
+def test_observations_add_readings_but_do_not_enter_the_average(monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = Sgt(total_steps=300, start=40, window=30)
+
+    def entropies(done: int) -> Entropies:
+        return spread(listed(3, 2, 1) if 24 < done <= 40 else listed(1, 2), FOUR)
+
+    def run(observe_every: int) -> tuple[list[int], list[dict[str, Any]]]:
+        model = grown_model(policy)
+        grower, script = scripted(monkeypatch, model, policy, entropies, observe_every)
+        growths = [grower.step(tokens_of(model.plan, 0)) for _ in range(60)]
+        seen = [done for done, growth in enumerate(growths, 1) if growth.observation is not None]
+        assert seen == ([5 * n for n in range(1, 13)] if observe_every else [])
+        return script.asked, [event for growth in growths for event in growth.events]
+
+    asked, events = run(0)
+    also_asked, same_events = run(5)
+    probed = [*range(25, 41), *range(55, 61)]
+    assert asked == probed
+    assert also_asked == sorted({*probed, *range(5, 61, 5)})
+    assert same_events == events
+
+
+def test_without_a_policy_a_grower_observes(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Decoder(tiny_plan([2, 4, 4]))
+    grower, script = scripted(monkeypatch, model, None, lambda done: spread({1: done / 10}, [2, 4, 4]), 3)
+    growths = [grower.step(tokens_of(model.plan, 0)) for _ in range(7)]
+    assert script.asked == [3, 6]
+    assert all(growth.events == [] and not growth.changed for growth in growths)
+    for done, growth in enumerate(growths, 1):
+        if done % 3:
+            assert growth.observation is None
+        else:
+            assert growth.observation is not None
+            assert set(growth.observation) == {"head_entropy"}  # there are no loops to tell of
+            for found, expected in zip(
+                growth.observation["head_entropy"], spread({1: done / 10}, [2, 4, 4]), strict=True
+            ):
+                assert found == pytest.approx(expected, abs=1e-6)
+    silent, _ = scripted(monkeypatch, model, None, lambda done: [], 0)
+    assert silent.step(tokens_of(model.plan, 0)).observation is None
+
+
+@pytest.mark.parametrize(("batch", "taken"), [(1, [0]), (8, [*range(8)]), (15, [*range(15)]), (20, [*range(0, 20, 2)])])
+def test_a_measurement_is_the_mean_over_a_few_sequences(batch: int, taken: list[int]) -> None:
+    model = Decoder(tiny_plan([2, 4, 4]))
+    grower = Grower(model, observe_every=1)
+    tokens = tokens_of(model.plan, 5, batch)
+    observation = grower.step(tokens).observation
+    assert observation is not None
+    assert len(taken) < 2 * SEQUENCES
+    single = [read_heads(model, tokens[i : i + 1], EntropyGauge()).entropy for i in taken]
+    found = torch.tensor([e for layer in observation["head_entropy"] for e in layer])
+    torch.testing.assert_close(found, torch.stack(single).mean(0), rtol=0, atol=1e-6)
+    assert [len(layer) for layer in observation["head_entropy"]] == [2, 4, 4]
+
+
+# --- what it says ----------------------------------------------------------------------------------------------------
+
+
+def test_an_event_holds_the_readings_the_rule_and_the_loops(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The readings are the average of the window, newest first in weight; the loops are those before the decision."""
+    policy = Sgt(total_steps=200, passes=2, start=20, window=20, max_layers=1)
+
+    def entropies(done: int) -> Entropies:
+        return spread({3: 0.8, 1: 0.5 + done / 1000}, FOUR)
+
+    model = grown_model(policy)
+    assert model.gate_delta is not None
+    torch.nn.init.constant_(model.gate_delta, 0.125)
+    grower, _ = scripted(monkeypatch, model, policy, entropies)
+    events = [event for _ in range(100) for event in grower.step(tokens_of(model.plan, 0)).events]
+    assert [event["action"] for event in events] == ["add", "deepen", "fix"]
+    weights = [0.5 ** (age + 1) / (1 - 0.5**16) for age in range(16)]
+    for event, done in zip(events, (20, 40, 60), strict=True):
+        mean = sum(weight * (0.5 + (done - age) / 1000) for age, weight in enumerate(weights))
+        expected = [0.1, mean, 0.1, 0.8]
+        assert event["layer_entropy"] == pytest.approx(expected, abs=1e-6)
+        for found, level in zip(event["head_entropy"], expected, strict=True):
+            assert found == pytest.approx([level + 0.01 * (head - 1.5) for head in range(4)], abs=1e-6)
+        assert event["shortlist"] == [3, 1, 2]
+        assert json.loads(json.dumps(event)) == event
+    first, second, last = ({k: v for k, v in event.items() if "entropy" not in k} for event in events)
+    assert first == {
+        "event": "growth", "action": "add", "layer": 3, "heads": [2, 3], "passes": 1, "shortlist": [3, 1, 2],
+        "rule": "deepest layer of the shortlist", "next_decision": 40,
+    }  # fmt: skip
+    assert second == {
+        "event": "growth", "action": "deepen", "layer": 3, "heads": [2, 3], "passes": 2, "shortlist": [3, 1, 2],
+        "rule": "first grown layer that is on the shortlist and has fewer passes than allowed", "next_decision": 60,
+        "loops": [
+            {
+                "layer": 3, "heads": [2, 3], "passes": 1, "gates": [pytest.approx([0.95 + 0.125] * 2)],
+                "update": [pytest.approx(0.1)],
+            }
+        ],
+    }  # fmt: skip
+    assert last["rule"] == "1 layer has grown, and none on the shortlist has fewer than 2 passes"
+    assert (last["layer"], last["heads"], last["passes"], last["next_decision"]) == (None, None, None, None)
+    assert last["loops"][0]["update"] == pytest.approx([0.1, 0.2])
+    assert last["loops"][0]["gates"] == [pytest.approx([1.125] * 2), pytest.approx([0.95 + 0.125] * 2)]
+
+
+def test_entropies_that_are_not_finite_wait_and_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = Sgt(total_steps=200, start=20, window=20)
+
+    def entropies(done: int) -> Entropies:
+        return spread({3: math.nan if done == 12 else 0.8}, FOUR)
+
+    model = grown_model(policy)
+    grower, _ = scripted(monkeypatch, model, policy, entropies)
+    growths = [grower.step(tokens_of(model.plan, 0)) for _ in range(40)]
+    waited, added = (event for growth in growths for event in growth.events)
+    assert [done for done, growth in enumerate(growths, 1) if growth.changed] == [40]
+    assert (waited["action"], waited["layer"], waited["next_decision"]) == ("wait", None, 40)
+    assert math.isnan(waited["layer_entropy"][3])
+    assert (added["action"], added["layer"]) == ("add", 3)
+
+
+# --- strengths in the model ------------------------------------------------------------------------------------------
+
+
+def test_sgt_oracle_19_ramps_in_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = Sgt(total_steps=200, passes=2, start=20, window=20, max_layers=1)
+    model = grown_model(policy)
+    grower, _ = scripted(monkeypatch, model, policy, lambda done: spread({3: 0.8}, FOUR))
+    found: dict[int, Tensor] = {}
+    for done in range(1, 81):
+        grower.step(tokens_of(model.plan, 0))
+        assert model.gates is not None
+        found[done] = model.gates[3].detach().clone()
+    for done, first, second in ((20, 0.0, None), (30, 0.5, None), (40, 1.0, 0.0), (50, 1.0, 0.5), (60, 1.0, 1.0)):
+        torch.testing.assert_close(found[done][0], torch.full((2,), first), rtol=0, atol=1e-6)
+        if second is not None:
+            torch.testing.assert_close(found[done][1], torch.full((2,), second), rtol=0, atol=1e-6)
+    assert bool((found[80] == 1).all())
+    assert model.gate_ramp is not None
+    assert bool((model.gate_ramp[:3] == 1).all())  # of layers that have no loop
+
+
+def test_paper_birth_in_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All heads, then the chosen ones; two structural changes for one decision."""
+    policy = Sgt(total_steps=200, start=20, window=10, max_layers=1, birth="paper")
+    model = grown_model(policy)
+    grower, _ = scripted(monkeypatch, model, policy, lambda done: spread({3: 0.8}, FOUR))
+    changed, strengths = [], {}
+    for done in range(1, 60):
+        if grower.step(tokens_of(model.plan, 0)).changed:
+            changed.append((done, model.plan.loops))
+        if 3 in model.plan.loops and model.gates is not None:
+            strengths[done] = model.gates[3, 0, : len(model.plan.loops[3].heads)].tolist()
+    assert changed == [(20, {3: Loop((0, 1, 2, 3), 1)}), (30, {3: Loop((2, 3), 1)})]
+    for done in range(20, 30):
+        rest = 1 - (done - 20) / 10
+        assert strengths[done] == pytest.approx([rest, rest, 1.0, 1.0], abs=1e-6)
+    assert all(strengths[done] == [1.0, 1.0] for done in range(30, 60))
+
+
+# --- O20: births do not disturb --------------------------------------------------------------------------------------
+
+
+class Trained(NamedTuple):
+    losses: list[float]
+    births: list[int]  # updates done
+
+
+@cache
+def chains(plan: Plan, seed: int) -> Tensor:
+    """Rows (16, T + 1) of a Markov chain: soon learned, and from then on the loss is steady but for its noise."""
+    table = torch.randn(plan.vocabulary, plan.vocabulary, generator=torch.Generator().manual_seed(0)).mul(2).softmax(-1)
+    generator = torch.Generator().manual_seed(seed)
+    rows = torch.randint(plan.vocabulary, (16, 1), generator=generator)
+    for _ in range(plan.context):
+        following = torch.multinomial(table[rows[:, -1]], 1, generator=generator)
+        rows = torch.cat((rows, following), dim=1)
+    return rows
+
+
+def train_tiny(policy: Sgt | None, steps: int) -> Trained:
+    plan = tiny_plan(FOUR, width=32, context=24)
+    model = Decoder(plan if policy is None else policy.prepare(plan))
+    optimizer = make_optimizer(model, OptimizerConfig(weight_decay=0.0))
+    grower = None if policy is None else Grower(model, optimizer, policy)
+    for group in optimizer.param_groups:
+        group["lr"] = 3e-3
+    losses, births = [], []
+    for step in range(steps):
+        rows = chains(plan, step)
+        optimizer.zero_grad()
+        loss = model(rows[:, :-1], rows[:, 1:]).loss
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+        if grower is not None and grower.step(rows[:, :-1]).changed:
+            births.append(step + 1)
+    return Trained(losses, births)
+
+
+def test_sgt_oracle_20_births_are_not_seen_in_the_loss() -> None:
+    """Equal to the ungrown twin up to the first loss after a birth; then no jump beyond 3 sigma of the noise."""
+    steps, birth, window = 67, 40, 25
+    grown = train_tiny(Sgt(total_steps=steps, start=birth, window=window, max_layers=1), steps)
+    twin = train_tiny(None, steps)
+    assert grown.births == [birth]
+    assert grown.losses[: birth + 1] == twin.losses[: birth + 1]  # at index `birth` is the first loss with the loop
+    assert grown.losses[birth + 1] != twin.losses[birth + 1]  # by then the gates have moved
+    losses = torch.tensor(grown.losses)
+    before, after = losses[birth - window : birth], losses[birth : birth + window]
+    sigma = float(before.diff().std())
+    assert float(after.max() - before.mean()) < 3 * sigma
+    assert float((after - torch.tensor(twin.losses[birth : birth + window])).max()) < 3 * sigma
+
+
+# --- O16: compilation ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def compilers(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
+    """The compilers of the regions that a test makes, in the order enter, block, leave; each counts its graphs."""
+    made: list[Any] = []
+    compile_ = torch.compile
+
+    def counted(function: Callable[..., Any], **options: Any) -> Any:
+        made.append(CompileCounterWithBackend("aot_eager"))
+        return compile_(function, backend=made[-1], **options)
+
+    monkeypatch.setattr(torch, "compile", counted)
+    torch._dynamo.reset()
+    with torch._dynamo.config.patch(recompile_limit=torch._dynamo.config.recompile_limit):  # restored at the end
+        yield made
+    torch._dynamo.reset()
+
+
+def grow_compiled(
+    monkeypatch: pytest.MonkeyPatch, policy: Sgt, heads: list[int], regions: Regions, note: Callable[[bool], None]
+) -> Decoder:
+    """A whole growth run with forward and backward through the regions; after every step `note` is told of it."""
+    model = grown_model(policy, heads)
+    optimizer = make_optimizer(model, OptimizerConfig())
+    growing = {layer: 0.9 - 0.1 * layer for layer in range(1, len(heads))}
+    grower, _ = scripted(monkeypatch, model, policy, lambda done: spread(growing, heads))
+    changed = False
+    for step in range(policy.total_steps):
+        tokens = tokens_of(model.plan, step)
+        optimizer.zero_grad()
+        model(tokens, tokens.roll(-1, dims=1), regions).loss.backward()
+        optimizer.step()
+        note(changed)
+        changed = grower.step(tokens).changed
+    assert grower.state.phase == "fixed"
+    return model
+
+
+@pytest.mark.parametrize(
+    ("heads", "kinds"), [([4, 4, 4, 4, 4], 1), pytest.param([2, 4, 4, 2, 4], 2, marks=pytest.mark.slow)]
+)
+def test_sgt_oracle_16_a_growth_run_needs_few_graphs(
+    heads: list[int], kinds: int, compilers: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passes, window = 3, 2
+    policy = Sgt(total_steps=24, start=2, window=window, passes=passes, shortlist=4)
+    graphs: list[int] = []
+    changes: list[bool] = []
+
+    def note(changed: bool) -> None:
+        graphs.append(compilers[1].frame_count)
+        changes.append(changed)
+
+    regions = compiled_regions()
+    model = grow_compiled(monkeypatch, policy, heads, regions, note)
+    assert sum(loop.passes for loop in model.plan.loops.values()) == 3 * passes == sum(changes)
+    enter, block, leave = compilers
+    assert (enter.frame_count, leave.frame_count) == (1, 1)
+    assert 1 + kinds + passes <= block.frame_count <= kinds * (passes + 2)
+    for step in range(1, len(graphs)):  # ramps change at every step, but only the first births of a depth compile
+        assert changes[step] or graphs[step] == graphs[step - 1]
+    assert model.gate_ramp is not None
+    for seed in range(2):  # nor do other heads, and the result is that of plain Python
+        for layer, loop in model.plan.loops.items():
+            other = (seed, (seed + 1) % heads[layer])
+            model.restructure(LoopHeads(layer, other, loop.passes).apply(model.plan))
+        model.gate_ramp.copy_(torch.rand(model.gate_ramp.shape, generator=torch.Generator().manual_seed(seed)))
+        tokens = tokens_of(model.plan, seed)
+        compiled = model(tokens, tokens.roll(-1, dims=1), regions).loss
+        compiled.backward()
+        torch.testing.assert_close(compiled, model(tokens, tokens.roll(-1, dims=1)).loss, rtol=0, atol=1e-5)
+    assert block.frame_count == graphs[-1]
+
+
+def test_sgt_oracle_16_too_many_graphs_are_an_error(compilers: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """No silent return to plain Python."""
+    policy = Sgt(total_steps=12, start=2, window=2, passes=2, max_layers=1)
+    regions = compiled_regions()
+    steps: list[bool] = []
+    with (
+        torch._dynamo.config.patch(recompile_limit=2),
+        pytest.raises(torch._dynamo.exc.FailOnRecompileLimitHit),
+    ):
+        grow_compiled(monkeypatch, policy, FOUR, regions, steps.append)
+    assert len(steps) == 2  # up to the first birth, two kinds of blocks
+    assert compilers[1].frame_count == 2
+
+
+# --- state -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("changes", [{}, {"passes": 2}, {"passes": 2, "birth": "paper"}])
+def test_a_grower_goes_on_exactly_from_its_state_as_json(changes: dict[str, Any]) -> None:
+    """From every update of a run, on real entropies: same events, observations, structure and strengths."""
+    policy = Sgt(total_steps=40, start=8, window=6, max_layers=2, **changes)
+    model = grown_model(policy)
+    grower = Grower(model, None, policy, observe_every=5)
+    saved = []
+    whole = []
+    for step in range(40):
+        weights = {name: value.clone() for name, value in model.state_dict().items()}
+        saved.append((json.dumps(grower.state_dict()), model.plan, weights))
+        whole.append(grower.step(tokens_of(model.plan, step)))
+    assert grower.state.phase == "fixed"
+    for first in (0, 3, 7, 8, 9, 11, 14, 15, 20, 26, 39):
+        text, plan, weights = saved[first]
+        copy = Decoder(plan, seed=1)
+        copy.load_state_dict(weights)
+        again = Grower(copy, None, policy, observe_every=5)
+        again.load_state_dict(json.loads(text))
+        assert json.dumps(again.state_dict()) == text
+        assert [again.step(tokens_of(plan, step)) for step in range(first, 40)] == whole[first:]
+        assert copy.plan == model.plan
+        torch.testing.assert_close(copy.state_dict(), model.state_dict(), rtol=0, atol=0)
+
+
+def test_a_state_brings_its_structure_to_a_model_that_has_not_grown(monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = Sgt(total_steps=100, start=10, window=10)
+    model = grown_model(policy)
+    grower, _ = scripted(monkeypatch, model, policy, lambda done: spread(listed(3, 2, 1), FOUR))
+    for _ in range(24):
+        grower.step(tokens_of(model.plan, 0))
+    fresh = grown_model(policy)
+    Grower(fresh, None, policy).load_state_dict(json.loads(json.dumps(grower.state_dict())))
+    assert fresh.plan == model.plan
+    assert fresh.gates is not None
+    torch.testing.assert_close(fresh.gates, model.gates, rtol=0, atol=0)
+    assert fresh.gates[2, 0].tolist() == pytest.approx([0.4, 0.4])
+
+
+def test_an_earlier_state_takes_back_what_has_grown_since(monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = Sgt(total_steps=100, start=10, window=10)
+    model = grown_model(policy)
+    grower, _ = scripted(monkeypatch, model, policy, lambda done: spread(listed(3, 2, 1), FOUR))
+    states, plans = [], []
+    for _ in range(24):
+        states.append(json.dumps(grower.state_dict()))
+        plans.append(model.plan)
+        grower.step(tokens_of(model.plan, 0))
+    assert [len(plan.loops) for plan in plans] == [0] * 10 + [1] * 10 + [2] * 4
+    for step in (15, 5, 22):
+        grower.load_state_dict(json.loads(states[step]))
+        assert model.plan == plans[step]
+        assert json.dumps(grower.state_dict()) == states[step]
+
+
+# --- refusals --------------------------------------------------------------------------------------------------------
+
+
+def test_a_model_without_the_gates_of_the_policy_is_refused() -> None:
+    policy = Sgt(total_steps=100)
+    for plan in (tiny_plan(FOUR), Sgt(total_steps=100, passes=2).prepare(tiny_plan(FOUR))):
+        with pytest.raises(InputError, match=r"model\.plan\.gates = .*: build the model from policy\.prepare\(plan\)"):
+            Grower(Decoder(plan), None, policy)
+
+
+def test_an_optimizer_without_the_gates_is_refused() -> None:
+    policy = Sgt(total_steps=100)
+    model = grown_model(policy)
+    rest = [p for p in model.parameters() if p is not model.gate_delta]
+    with pytest.raises(InputError, match="optimizer = 'gate_delta missing'"):
+        Grower(model, torch.optim.AdamW(rest), policy)
+    Grower(model, torch.optim.AdamW(model.parameters()), policy)
+    untrained = Sgt(total_steps=100, train_gates=False)
+    model = grown_model(untrained)
+    Grower(model, torch.optim.AdamW(model.parameters()), untrained)
