@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from meristem.growth.edits import RepeatBlock
 from meristem.growth.sgt import Sgt, SgtState
@@ -31,7 +31,7 @@ class BlockLoop:
 
 def steady_layers(entropies: Sequence[Sequence[float]], rule: Sgt) -> tuple[int, ...]:
     """The layers that `rule` selects, in its order, when the entropies never change."""
-    state = SgtState()
-    for _ in range(rule.max_layers * rule.passes):
-        state = rule.decide(state, 0, entropies).state  # at the very start, so that the run's length sets no limit
+    rule, state = replace(rule, total_steps=10**9, start=1, window=1), SgtState()  # however short the run
+    while (due := rule.next_decision(state)) is not None:
+        state = rule.decide(state, due, entropies).state
     return tuple(grown.layer for grown in state.grown)

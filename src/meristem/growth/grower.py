@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
@@ -117,7 +118,7 @@ class Grower:
         return [values[a:b] for a, b in pairwise(accumulate(self.model.plan.heads, initial=0))]
 
     def _observation(self, readings: HeadReadings) -> dict[str, Any]:
-        return {"head_entropy": self._by_layer(readings.entropy), **self._loops(readings)}
+        return {"head_entropy": _recorded(self._by_layer(readings.entropy)), **self._loops(readings)}
 
     def _loops(self, readings: HeadReadings) -> dict[str, Any]:
         """Strength and relative size of every loop's update."""
@@ -150,8 +151,8 @@ class Grower:
             "passes": None if grown is None else len(grown.births),
             "rule": decision.rule,
             "shortlist": list(decision.shortlist),
-            "layer_entropy": [sum(layer) / len(layer) for layer in entropies],
-            "head_entropy": entropies,
+            "layer_entropy": _recorded([[sum(layer) / len(layer) for layer in entropies]])[0],
+            "head_entropy": _recorded(entropies),
             "next_decision": policy.next_decision(self.state),
             **before,
         }
@@ -202,3 +203,8 @@ class Grower:
             self._apply(self.policy)
             if self.state.grown:
                 self._set_ramps(self.policy)
+
+
+def _recorded(layers: list[list[float]]) -> list[list[float | None]]:
+    """Values for JSON, which has no word for those that are not finite."""
+    return [[value if math.isfinite(value) else None for value in layer] for layer in layers]

@@ -117,7 +117,8 @@ class Sgt:
     def prepare(self, plan: Plan) -> Plan:
         """The plan with the gates that growth will need; the model is built from this one."""
         for layer in self.excluded:
-            plan.layer(layer)
+            if not 0 <= layer < len(plan.layers):
+                raise InputError("excluded", layer, f"must be in 0..{len(plan.layers) - 1}")
         candidates = [layer.heads for index, layer in enumerate(plan.layers) if index not in self.excluded]
         if not candidates:
             raise InputError("excluded", self.excluded, "leaves no layer to grow")
@@ -130,6 +131,9 @@ class Sgt:
     def looped(self, plan: Plan, loops: Mapping[int, Sequence[int]]) -> Plan:
         """The prepared plan with all passes of the given loops, heads by layer: a static structure from the start."""
         plan = self.prepare(plan)
+        assert plan.gates is not None
+        most = max(map(len, loops.values()), default=plan.gates.heads)
+        plan = replace(plan, gates=replace(plan.gates, heads=most))
         for layer, heads in loops.items():
             plan = LoopHeads(layer, tuple(heads), self.passes).apply(plan)
         return plan

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from meristem.errors import InputError, RunError
+from meristem.gauges.entropy import FORMS
 from meristem.plan import Plan
 from meristem.schedules import PREFERRED_DIMS
 from meristem.training.optimizer import OptimizerConfig
@@ -115,6 +116,10 @@ class GrowthConfig:
         for name, allowed in (("policy", ("none", "sgt")), ("unit", ("head", "block"))):
             if getattr(self, name) not in allowed:
                 raise InputError(f"growth.{name}", getattr(self, name), f"must be one of {', '.join(allowed)}")
+        if self.probe not in FORMS:
+            raise InputError("growth.probe", self.probe, f"must be one of {', '.join(FORMS)}")
+        if self.rows < 1:
+            raise InputError("growth.rows", self.rows, "must be at least 1")
         if self.observe_every < 0:
             raise InputError("growth.observe_every", self.observe_every, "must be 0 or above")
         if self.layers and self.like is not None:
