@@ -38,9 +38,9 @@ def sweep(name: str, megabytes: float, settings: Iterable[Any], launch: Callable
     for chosen in settings:
         try:
             time = microseconds(lambda chosen=chosen: launch(*chosen))  # type: ignore[misc]
-            print(f"{name:<18} {str(chosen):<28} {time:7.1f} us  {megabytes / time:5.2f} TB/s", flush=True)
+            print(f"{name:<18} {chosen!s:<28} {time:7.1f} us  {megabytes / time:5.2f} TB/s", flush=True)
         except Exception as error:  # a setting that does not fit this device
-            print(f"{name:<18} {str(chosen):<28} {str(error)[:60]}", flush=True)
+            print(f"{name:<18} {chosen!s:<28} {str(error)[:60]}", flush=True)
 
 
 def main() -> None:
@@ -57,7 +57,8 @@ def main() -> None:
     sweep(
         "add_norm_backward", megabyte * (4 + 4 + 2 + 4 + 2), itertools.product((8, 16, 32, 64), (1, 2, 4)),
         lambda times, warps: kernels._add_norm_backward[(times * 132,)](
-            stream, scale, gain, grad, narrow, result, copy, partial, ROWS, WIDTH, COPY=True, BLOCK=1024, num_warps=warps
+            stream, scale, gain, grad, narrow, result, copy, partial, ROWS, WIDTH,
+            COPY=True, BLOCK=1024, num_warps=warps,
         ),
     )  # fmt: skip
     sweep(

@@ -44,7 +44,7 @@ class EntropyGauge:
         entropy = (
             row_entropies(queries, keys, rows) if self.form == "rows" else fused_entropies(queries, keys)[..., rows]
         )
-        return (entropy / torch.log(rows + 1.0)).mean(-1).sum(0)
+        return (entropy / torch.log(rows.to(entropy) + 1)).mean(-1).sum(0)
 
 
 @dataclass(frozen=True)
@@ -98,9 +98,8 @@ def row_entropies(queries: Tensor, keys: Tensor, rows: Tensor) -> Tensor:
     with torch.autocast(queries.device.type, enabled=False):
         scores = queries[:, :, rows] @ keys.transpose(-1, -2) / math.sqrt(queries.shape[-1])
     visible = torch.arange(keys.shape[2], device=rows.device) <= rows[:, None]
-    total = scores.masked_fill(~visible, -math.inf).logsumexp(-1, keepdim=True)
-    expected = ((scores - total).exp() * scores).masked_fill(~visible, 0).sum(-1)
-    return (total[..., 0] - expected).clamp(min=0)
+    logs = scores.masked_fill(~visible, -math.inf).log_softmax(-1)
+    return -(logs.exp() * logs).masked_fill(~visible, 0).sum(-1)
 
 
 @torch.no_grad()
@@ -125,6 +124,7 @@ def _attention_with_lse(queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
     """
     queries, keys = queries.contiguous(), keys.contiguous()
     if queries.is_cuda:
+        queries, keys = queries.float(), keys.float()  # there is no fused kernel for more
         mixed, total, *_ = torch.ops.aten._scaled_dot_product_efficient_attention(
             queries, keys, keys, None, True, 0.0, True
         )
