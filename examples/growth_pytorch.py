@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from meristem import Decoder, Grower, Plan, Sgt
+from meristem import Decoder, Grower, Plan, Sgt, parameter_groups
 
 STEPS = 120
 torch.manual_seed(0)
@@ -15,7 +15,7 @@ text = torch.frombuffer(bytearray(b"".join(path.read_bytes() for path in sources
 plan = Plan.uniform(layers=4, width=64, heads=4, vocabulary=256, context=64)
 policy = Sgt(total_steps=STEPS, passes=2, start=20, window=20)
 model = Decoder(policy.prepare(plan), seed=0)  # with room for the strengths of the loops that will grow
-optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+optimizer = torch.optim.AdamW(parameter_groups(model, weight_decay=0.1), lr=3e-3)  # gates and norms do not decay
 grower = Grower(model, optimizer, policy)
 
 for step in range(1, STEPS + 1):

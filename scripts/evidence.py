@@ -5,7 +5,8 @@
     python scripts/evidence.py table RESULTS.jsonl
 
 `run` trains every arm with every seed (the same initial weights and data order in all arms) and adds a line per run, so
-that it can be split over several calls; runs that are there already are passed over. `table` puts the results together.
+that it can be split over several calls and machines; runs that are there already are passed over. `table` puts the
+results together.
 """
 
 from __future__ import annotations
@@ -27,24 +28,27 @@ from meristem.comparison import paired_difference
 from meristem.data import TokenData
 from meristem.evaluation import held_out_loss, held_out_windows
 from meristem.gauges import mean_distances
-from meristem.training.config import build_config
+from meristem.training.config import Config, build_config, flatten, load_config
 from meristem.training.loop import train
 from meristem.training.run import load_run
+
+CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 
 
 @dataclass(frozen=True)
 class Study:
     """Arms by name, with what they change; each is compared with the baseline, and some with each other."""
 
+    config: str
     baseline: str
     arms: dict[str, dict[str, Any]]
     pairs: tuple[tuple[str, str], ...]
 
 
-GROW = {"growth.policy": "sgt"}
 # An arm that is "like" another takes the layers and heads that the other grew with the same seed, from the first step.
 STUDIES = {
     "prism": Study(
+        "prism-51m.toml",
         "uniform",
         {
             "uniform": {"model.schedule": "uniform"},
@@ -55,16 +59,17 @@ STUDIES = {
         (("reverse", "prism"), ("prism", "half the heads")),
     ),
     "sgt": Study(
+        "sgt-51m.toml",
         "vanilla",
         {
-            "vanilla": {},
-            "sgt K=1": {**GROW, "growth.passes": 1},
-            "sgt K=3": {**GROW, "growth.passes": 3},
-            "block loop": {**GROW, "growth.unit": "block", "growth.like": "sgt K=1"},
-            "random heads": {**GROW, "growth.heads": "random"},
-            "low-entropy heads": {**GROW, "growth.heads": "low"},
-            "shallow first": {**GROW, "growth.order": "shallow_first"},
-            "static": {**GROW, "growth.like": "sgt K=1"},
+            "vanilla": {"growth.policy": "none"},
+            "sgt K=1": {"growth.passes": 1},
+            "sgt K=3": {"growth.passes": 3},
+            "block loop": {"growth.unit": "block", "growth.like": "sgt K=1"},
+            "random heads": {"growth.heads": "random"},
+            "low-entropy heads": {"growth.heads": "low"},
+            "shallow first": {"growth.order": "shallow_first"},
+            "static": {"growth.like": "sgt K=1"},
         },
         (
             ("sgt K=1", "random heads"), ("sgt K=1", "low-entropy heads"), ("sgt K=1", "shallow first"),
@@ -74,40 +79,41 @@ STUDIES = {
 }  # fmt: skip
 
 
-def settings(study: str, arm: str, seed: int, options: argparse.Namespace) -> dict[str, Any]:
+def settings(study: str, arm: str, seed: int, there: list[dict[str, Any]], options: argparse.Namespace) -> Config:
     """The configuration of one run."""
-    tokens = len(TokenData.open(options.data).split("train"))
-    batch_size = 32
-    values = {
-        "model.layers": 8, "model.width": 512, "model.heads": 8, "model.feed_forward": 1376, "model.context": 1024,
-        "model.schedule": "uniform", "data.path": str(options.data), "data.seed": seed, "train.seed": seed,
-        "train.batch_size": batch_size, "optimizer.lr": 1e-3, "optimizer.warmup": 0.05,
+    changes = {
+        "data.path": str(options.data), "data.seed": seed, "train.seed": seed, "growth.seed": seed,
         "eval.every": 0, "log.every": 20, "checkpoint.every": 0,
-        "train.steps": options.steps or (tokens - 1) // (batch_size * 1024),  # one epoch
+        **({"train.steps": options.steps} if options.steps else {}),
         **json.loads(options.override), **STUDIES[study].arms[arm],
     }  # fmt: skip
-    if values.get("growth.heads") == "random":
-        values["growth.seed"] = seed
-    if "growth.like" in values:
-        values["growth.like"] = str(run_folder(options, values["growth.like"], seed))
-    return values
+    if "growth.like" in changes:
+        changes["growth.like"] = str(grown_plan(changes["growth.like"], seed, there, options))
+    return build_config({**flatten(load_config(CONFIGS / STUDIES[study].config)), **changes})
 
 
-def run_folder(options: argparse.Namespace, arm: str, seed: int) -> Path:
-    return options.out.with_suffix(".runs") / f"{arm} {seed}".replace(" ", "-").replace("=", "")
+def grown_plan(arm: str, seed: int, there: list[dict[str, Any]], options: argparse.Namespace) -> Path:
+    """A file with the structure that another arm grew with this seed."""
+    plans = [result["plan"] for result in there if (result["arm"], result["seed"]) == (arm, seed)]
+    if not plans:
+        raise SystemExit(f"{arm}, seed {seed}: not in {options.out} yet; run it first, another arm takes after it")
+    path = options.out.with_suffix(f".{seed}.plan.json")
+    path.write_text(json.dumps(plans[0]))
+    return path
 
 
-def run_one(study: str, arm: str, seed: int, options: argparse.Namespace) -> dict[str, Any]:
+def run_one(
+    study: str, arm: str, seed: int, there: list[dict[str, Any]], options: argparse.Namespace
+) -> dict[str, Any]:
     """Train one arm with one seed and evaluate it on all validation windows."""
-    values = settings(study, arm, seed, options)
-    folder = run_folder(options, arm, seed)
+    config = settings(study, arm, seed, there, options)
+    folder = options.out.with_suffix(".run")
     shutil.rmtree(folder, ignore_errors=True)
-    folder.parent.mkdir(parents=True, exist_ok=True)
     torch._dynamo.reset()  # every run is a model of its own; compiled forms of earlier ones only fill the limit
     begin = time.perf_counter()
-    outcome = train(build_config(values), folder)
-    if outcome.step < values["train.steps"]:
-        raise SystemExit(f"{arm}, seed {seed}: stopped at step {outcome.step} of {values['train.steps']}; not a result")
+    outcome = train(config, folder)
+    if outcome.step < config.train.steps:
+        raise SystemExit(f"{arm}, seed {seed}: stopped at step {outcome.step} of {config.train.steps}; not a result")
     seconds = time.perf_counter() - begin
     loaded = load_run(folder)
     windows = held_out_windows(
@@ -120,21 +126,18 @@ def run_one(study: str, arm: str, seed: int, options: argparse.Namespace) -> dic
     plan = loaded.model.plan
     result = {
         "study": study, "arm": arm, "seed": seed, "loss": loss, "heads": list(plan.heads),
-        "loops": {layer: [list(loop.heads), loop.passes] for layer, loop in plan.loops.items()},
-        "repeats": [layer.repeats for layer in plan.layers], "parameters": plan.parameters,
-        "training_flops": metrics[-1]["flops"], "tokens": metrics[-1]["tokens"], "steps": values["train.steps"],
+        "plan": plan.to_dict(), "parameters": plan.parameters,
+        "training_flops": metrics[-1]["flops"], "tokens": metrics[-1]["tokens"], "steps": config.train.steps,
         "tokens_per_second": metrics[-1]["tokens_per_second"], "seconds": seconds,
         "validation_tokens": windows.numel() - len(windows), "attention_distance": distance.tolist(),
-        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu", "settings": values,
+        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu", "settings": flatten(config),
         "curve": [[entry["step"], entry["loss"]] for entry in metrics[:: max(1, len(metrics) // 60)]],
         "growth": [
             {key: entry[key] for key in ("step", "action", "layer", "heads", "passes", "shortlist", "layer_entropy")}
             for entry in events
         ],
     }  # fmt: skip
-    is_model = any(other.get("growth.like") == arm for other in STUDIES[study].arms.values())
-    if not is_model:
-        shutil.rmtree(folder)
+    shutil.rmtree(folder)
     return result
 
 
@@ -147,8 +150,8 @@ def table(results: list[dict[str, Any]]) -> str:
     base = runs[study.baseline]
     lines = [
         f"| arm | validation loss, mean | s.d. | per seed | minus {study.baseline}, 95 % interval "
-        "| extra FLOPs | k tokens/s |",
-        "|---|---|---|---|---|---|---|",
+        "| extra FLOPs | k tokens/s at the end | seconds |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for arm, by_seed in runs.items():
         values = [by_seed[seed]["loss"] for seed in sorted(by_seed)]
@@ -157,9 +160,10 @@ def table(results: list[dict[str, Any]]) -> str:
         difference = "-" if arm == study.baseline else _difference(by_seed, base)
         extra = statistics.fmean(_flops(by_seed[s]) / _flops(base[s]) - 1 for s in by_seed if s in base)
         speed = statistics.fmean(run["tokens_per_second"] for run in by_seed.values()) / 1e3
+        seconds = statistics.fmean(run["seconds"] for run in by_seed.values())
         lines.append(
             f"| {arm} | {statistics.fmean(values):.4f} | {spread:.4f} | {per_seed} | {difference} "
-            f"| {extra:.2%} | {speed:,.0f} |"
+            f"| {extra:.2%} | {speed:,.0f} | {seconds:.1f} |"
         )
     lines.append("")
     for left, right in study.pairs:
@@ -202,12 +206,18 @@ def main() -> None:
         return
     options.out.parent.mkdir(parents=True, exist_ok=True)
     there = [json.loads(line) for line in options.out.read_text().splitlines()] if options.out.exists() else []
-    done = {(result["arm"], result["seed"]) for result in there}
+    names = options.arms.split(",") if options.arms else list(STUDIES[options.study].arms)
+    for name in names:
+        if name not in STUDIES[options.study].arms:
+            parser.error(
+                f"no arm {name!r} in study {options.study}; there are {', '.join(STUDIES[options.study].arms)}"
+            )
     for seed in map(int, options.seeds.split(",")):
-        for arm in options.arms.split(",") if options.arms else STUDIES[options.study].arms:
-            if (arm, seed) in done:
+        for arm in names:
+            if any((result["arm"], result["seed"]) == (arm, seed) for result in there):
                 continue
-            result = run_one(options.study, arm, seed, options)
+            result = run_one(options.study, arm, seed, there, options)
+            there.append(result)
             with options.out.open("a") as file:
                 file.write(json.dumps(result) + "\n")
             print(f"{arm}, seed {seed}: loss {result['loss']:.4f} in {result['seconds']:.0f} s", flush=True)

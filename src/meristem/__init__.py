@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from meristem.plan import LayerPlan, Plan
     from meristem.training.config import Config, load_config
     from meristem.training.loop import resume, train
+    from meristem.training.optimizer import parameter_groups
     from meristem.training.run import load_run
 
 # Names come from their modules when they are first used, so that `meristem --help` need not wait for torch.
@@ -34,6 +35,7 @@ _HOMES = {
     "generate": "meristem.model",
     "load_config": "meristem.training.config",
     "load_run": "meristem.training.run",
+    "parameter_groups": "meristem.training.optimizer",
     "resume": "meristem.training.loop",
     "stream": "meristem.model",
     "train": "meristem.training.loop",
@@ -57,6 +59,7 @@ __all__ = [
     "generate",
     "load_config",
     "load_run",
+    "parameter_groups",
     "resume",
     "stream",
     "train",

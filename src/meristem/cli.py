@@ -62,7 +62,7 @@ def plan_command(
     schedule: Annotated[
         str | None, typer.Option(help="prism, uniform, linear, geometric, cosine, reverse, bump or shuffle.")
     ] = None,
-    file: Annotated[Path | None, typer.Option("--plan", help="Read a plan file instead.")] = None,
+    file: Annotated[Path | None, typer.Option("--plan", help="A plan file, or a run for its present plan.")] = None,
     dims: Annotated[str, typer.Option(help="Allowed head dims.")] = "256,128,96,64",
     ramp: Annotated[int | None, typer.Option(help="Layers before the base count is reached.")] = None,
     seed: Annotated[int, typer.Option(help="Which shuffle.")] = 0,
@@ -93,7 +93,7 @@ def plan_command(
         for field, value in given.items():
             if value is not None:
                 raise InputError(field, value, f"cannot be given together with --plan {file}")
-        name, plan = file.name, Plan.load(file)
+        name, plan = file.name, _load_plan(file)
     elif heads is not None and "," in heads:
         counts = _integers("heads", heads)
         if layers not in (None, len(counts)):
@@ -128,6 +128,16 @@ def plan_command(
         print(side_by_side(plan, other, name, against or ""))
     else:
         print(plan_text(plan, batch_tokens, tensor_parallel))
+
+
+def _load_plan(path: Path) -> Plan:
+    from meristem.plan import Plan
+
+    if not path.is_dir():
+        return Plan.load(path)
+    from meristem.training.run import RunFolder
+
+    return RunFolder.open(path).newest_plan
 
 
 def _integers(field: str, text: str) -> list[int]:

@@ -90,6 +90,13 @@ class LayerPlan:
             raise InputError("repeats", self.repeats, "must be 0 in a layer that has a loop")
 
     @property
+    def run_again(self) -> str:
+        """What is run again and how often, such as `h3,h7 x2` or `block x1`; empty if nothing is."""
+        if self.loop is not None:
+            return f"{','.join(f'h{head}' for head in self.loop.heads)} x{self.loop.passes}"
+        return f"block x{self.repeats}" if self.repeats else ""
+
+    @property
     def query_width(self) -> int:
         return self.heads * self.head_dim
 
@@ -271,6 +278,16 @@ class Plan:
         """The loop of each layer that has one."""
         return {i: layer.loop for i, layer in enumerate(self.layers) if layer.loop is not None}
 
+    @property
+    def is_looped(self) -> bool:
+        """Whether anything is run again."""
+        return any(layer.loop is not None or layer.repeats for layer in self.layers)
+
+    @property
+    def bare(self) -> Plan:
+        """The plan with everything run once."""
+        return replace(self, layers=tuple(replace(layer, loop=None, repeats=0) for layer in self.layers))
+
     def layer(self, index: int) -> LayerPlan:
         """One layer, counted from 0."""
         if not isinstance(index, int) or not 0 <= index < len(self.layers):
@@ -300,7 +317,7 @@ class Plan:
             forward += (_products(4 * d * m) + _attention(m, t)) * passes
             softmax += len(layer.loop.heads) * t * t * passes
             kv_values += 2 * m * passes
-            activations += (4 * d + 2 * d + 2 * 4 * m + 4 * len(layer.loop.heads)) * passes
+            activations += (2 * d + 2 * 4 * m + 4 * len(layer.loop.heads)) * passes
         times = 1 + layer.repeats
         return Cost(
             attention_matrices + feed_forward_matrices + 2 * d,
@@ -424,19 +441,16 @@ class Plan:
 
     def table(self) -> str:
         """A readable table, one line per run of equal layers, and the totals."""
-        rows = [("layers", "heads", "head dim", "kv heads", "loop", "parameters", "MFLOP/token", "KV bytes")]
+        rows = [("layers", "heads", "head dim", "kv heads", "run again", "parameters", "MFLOP/token", "KV bytes")]
         for first, last, layer in _runs(self.layers):
             cost = self.layer_cost(layer)
-            loop = f"block x{layer.repeats}" if layer.repeats else "-"
-            if layer.loop is not None:
-                loop = f"{list(layer.loop.heads)} x{layer.loop.passes}"
             rows.append(
                 (
                     f"{first}" if first == last else f"{first}-{last}",
                     f"{layer.heads}",
                     f"{layer.head_dim}",
                     f"{layer.kv_heads}",
-                    loop,
+                    layer.run_again or "-",
                     f"{cost.parameters:,}",
                     f"{cost.forward.causal / 1e6:.2f}",
                     f"{cost.kv_bytes_per_token:,}",

@@ -14,6 +14,8 @@ def plan_facts(plan: Plan, tensor_parallel: int = 1) -> dict[str, Any]:
         "heads": list(plan.heads),
         "head_dims": list(plan.head_dims),
         "kv_heads": list(plan.kv_heads),
+        "loops": {str(index): {"heads": list(loop.heads), "passes": loop.passes} for index, loop in plan.loops.items()},
+        "repeats": [layer.repeats for layer in plan.layers],
         "parameters": cost.parameters,
         "flops_per_token": {
             "forward": {"full": cost.forward.full, "causal": cost.forward.causal},
@@ -43,7 +45,8 @@ def side_by_side(plan: Plan, other: Plan, name: str, other_name: str) -> str:
     """Two plans layer by layer, and whether they cost the same."""
     rows = [("layer", name, other_name)]
     for index, (left, right) in enumerate(zip(plan.layers, other.layers, strict=True)):
-        rows.append((str(index), f"{left.heads} x {left.head_dim}", f"{right.heads} x {right.head_dim}"))
+        mine, theirs = (f"{layer.heads} x {layer.head_dim} {layer.run_again}".strip() for layer in (left, right))
+        rows.append((str(index), mine, theirs))
     rows.append(("", "", ""))
     a, b = plan.cost, other.cost
     pairs = {

@@ -16,9 +16,8 @@ from meristem.errors import InputError
 from meristem.gauges import EntropyGauge, read_heads
 from meristem.growth import BlockLoop, LoopHeads, Sgt
 from meristem.growth.grower import SEQUENCES
-from meristem.growth.sgt import PROBED
 from meristem.model.decoder import Regions
-from meristem.plan import Plan
+from meristem.plan import Loop, Plan
 from meristem.training.devices import autocast, describe_device
 
 
@@ -26,8 +25,7 @@ def grown_plans(plan: Plan, layers: tuple[int, ...], heads: tuple[int, ...], pas
     """The plan itself, after growth with 1 to `passes` passes, and with the same layers' blocks run twice."""
     plans = {"vanilla": plan}
     for k in range(1, passes + 1):
-        policy = Sgt(total_steps=1000, passes=k, heads_per_layer=len(heads))
-        plans[f"SGT K={k}"] = policy.looped(plan, dict.fromkeys(layers, heads))
+        plans[f"SGT K={k}"] = Sgt(total_steps=1000).looped(plan, dict.fromkeys(layers, Loop(heads, k)))
     plans[f"{len(layers)} blocks looped"] = BlockLoop(layers).prepare(plan)
     return plans
 
@@ -138,7 +136,8 @@ def measure_probe(
     for passes in (1, 3):
         policy = Sgt(total_steps=5000, passes=passes)
         decisions = policy.max_layers * passes + 1
-        shares[f"K={passes}"] = PROBED * decisions * (with_probe - plain) / (policy.total_steps * plain)
+        probes = policy.probed_steps * decisions
+        shares[f"K={passes}"] = probes * (with_probe - plain) / (policy.total_steps * plain)
     return {"milliseconds": with_probe - plain, "share_of_5000_steps": shares}
 
 

@@ -39,11 +39,12 @@ class EntropyGauge:
     def of_heads(self, queries: Tensor, keys: Tensor) -> Tensor:
         """Normalised entropy of each head, (h,), summed over the batch; mean over rows."""
         length = queries.shape[2]
-        rows = probe_rows(length, self.rows) if self.form == "rows" else torch.arange(length // 2, length)
-        rows = rows.to(queries.device)
-        entropy = (
-            row_entropies(queries, keys, rows) if self.form == "rows" else fused_entropies(queries, keys)[..., rows]
-        )
+        if self.form == "rows":
+            rows = probe_rows(length, self.rows, queries.device)
+            entropy = row_entropies(queries, keys, rows)
+        else:
+            rows = torch.arange(max(1, length // 2), length, device=queries.device)
+            entropy = fused_entropies(queries, keys)[..., max(1, length // 2) :]
         return (entropy / torch.log(rows.to(entropy) + 1)).mean(-1).sum(0)
 
 
@@ -52,7 +53,7 @@ class HeadReadings:
     """What one pass over a batch told. Entropies are sums over its sequences, all heads of all layers in a row."""
 
     entropy: Tensor  # (sum of head counts,)
-    updates: dict[tuple[int, int], Tensor]  # for each (layer, pass) that is run again: |update| / |stream|
+    updates: dict[tuple[int, int], Tensor]  # for each (layer, pass) of a loop: |update| / |stream|
 
 
 @torch.no_grad()
@@ -71,21 +72,24 @@ def read_heads(model: Decoder, tokens: Tensor, gauge: EntropyGauge) -> HeadReadi
         if number == 0:
             entropies.append(entropy)
             return
-        loop = model.plan.layers[layer].loop
-        heads = slice(None) if loop is None else list(loop.heads)
-        entropies[layer][heads] = entropy
-        updates[layer, number] = seen.update.float().norm() / seen.stream.float().norm()
+        attention = model.stack[layer].attention
+        if attention.passes:
+            entropies[layer].index_copy_(0, attention.looped_queries, entropy)
+            updates[layer, number] = seen.update.float().norm() / seen.stream.float().norm()
+        else:  # the whole block again
+            entropies[layer] = entropy
 
     model.hidden(tokens, watch=watch)
     return HeadReadings(torch.cat(entropies), updates)
 
 
-def probe_rows(length: int, count: int) -> Tensor:
+def probe_rows(length: int, count: int, device: torch.device | str = "cpu") -> Tensor:
     """Positions of the probe rows: the last one, or `count` spread over the last half, the last among them."""
     if count == 1:
-        return torch.tensor([length - 1])
+        return torch.full((1,), length - 1, device=device)
     first = max(1, length // 2)
-    return torch.linspace(first, length - 1, min(count, length - first), dtype=torch.float64).round().long()
+    count = min(count, length - first)
+    return torch.linspace(first, length - 1, count, dtype=torch.float64, device=device).round().long()
 
 
 @torch.no_grad()
@@ -94,9 +98,9 @@ def row_entropies(queries: Tensor, keys: Tensor, rows: Tensor) -> Tensor:
 
     Queries (B, h, T, e) and keys (B, kv heads, T, e) are turned to their positions; computed in float32 or float64.
     """
-    queries, keys = _widened(queries, keys)
+    queries, keys = _widened(queries.index_select(2, rows), keys)
     with torch.autocast(queries.device.type, enabled=False):
-        scores = queries[:, :, rows] @ keys.transpose(-1, -2) / math.sqrt(queries.shape[-1])
+        scores = queries @ keys.transpose(-1, -2) / math.sqrt(queries.shape[-1])
     visible = torch.arange(keys.shape[2], device=rows.device) <= rows[:, None]
     logs = scores.masked_fill(~visible, -math.inf).log_softmax(-1)
     return -(logs.exp() * logs).masked_fill(~visible, 0).sum(-1)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from meristem.errors import InputError
 from meristem.growth.edits import RepeatBlock
 from meristem.growth.sgt import Sgt, SgtState
 from meristem.plan import Plan
@@ -12,15 +14,13 @@ from meristem.plan import Plan
 
 @dataclass(frozen=True)
 class BlockLoop:
-    """The chosen blocks are executed `times` more times, attention and feed-forward, with the same weights."""
+    """The chosen blocks are executed `times` more times, attention and feed-forward, with the same weights.
+
+    `steady_layers` chooses them by the entropies of a run that was observed, with the rule that SGT grows by.
+    """
 
     layers: tuple[int, ...]
     times: int = 1
-
-    @classmethod
-    def chosen(cls, entropies: Sequence[Sequence[float]], rule: Sgt) -> BlockLoop:
-        """The layers that `rule` would grow, one after the other, if the entropies stayed as they are."""
-        return cls(steady_layers(entropies, rule))
 
     def prepare(self, plan: Plan) -> Plan:
         """The plan with the blocks repeated."""
@@ -31,6 +31,8 @@ class BlockLoop:
 
 def steady_layers(entropies: Sequence[Sequence[float]], rule: Sgt) -> tuple[int, ...]:
     """The layers that `rule` selects, in its order, when the entropies never change."""
+    if not all(math.isfinite(value) for layer in entropies for value in layer):
+        raise InputError("entropies", entropies, "must be finite")
     rule, state = replace(rule, total_steps=10**9, start=1, window=1), SgtState()  # however short the run
     while (due := rule.next_decision(state)) is not None:
         state = rule.decide(state, due, entropies).state

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -13,10 +14,10 @@ from torch import Tensor
 
 from meristem.errors import InputError
 from meristem.gauges.entropy import EntropyGauge, HeadReadings, read_heads
+from meristem.growth.edits import LoopHeads
 from meristem.growth.sgt import Sgt, SgtState
 from meristem.model import Decoder
-from meristem.model.decoder import without_loops
-from meristem.ranks import from_first_rank, rank, require_equal, sum_over_ranks, world
+from meristem.ranks import from_first_rank, mean_over_ranks, rank, require_equal, sum_over_ranks, world
 
 SEQUENCES = 8  # of the whole batch, over all processes, that a measurement looks at
 
@@ -87,31 +88,32 @@ class Grower:
         if readings is not None and probes:
             self.average.add(readings.entropy)
         observation = self._observation(readings) if observes and readings is not None else None
+        if policy is None:
+            return Growth(observation=observation)
         events: list[dict[str, Any]] = []
-        changed = False
-        if policy is not None:
-            if policy.decides(self.state, done):
-                assert readings is not None
-                events.append(self._decide(policy, readings))
-            changed = self._apply(policy)
-            if changed:
-                require_equal(self.model.plan.digest, "plan")
-            if policy.is_ramping(self.state, done):
-                self._set_ramps(policy)
-        return Growth(events, changed, observation)
+        if policy.decides(self.state, done):
+            assert readings is not None
+            events.append(self._decide(policy, readings))
+        edits = self._apply(policy)
+        events += [_faded(edit) for edit in edits if not any(event["layer"] == edit.layer for event in events)]
+        if edits:
+            require_equal(self.model.plan.digest, "plan")
+        if policy.is_ramping(self.state, done):
+            self._set_ramps(policy)
+        return Growth(events, bool(edits), observation)
 
     # --- measuring --------------------------------------------------------------------------------------------------
 
     def _measure(self, tokens: Tensor) -> HeadReadings:
         """Entropies averaged over the same few sequences of the batch however many processes share it."""
         mine = len(tokens)
-        stride = max(1, mine * world() // SEQUENCES)
-        chosen = [i for i in range(mine) if (rank() * mine + i) % stride == 0]
-        readings = read_heads(self.model, tokens[chosen or [0]], self.gauge)
-        weight = float(len(chosen))
-        share = torch.cat((readings.entropy * (weight > 0), torch.full_like(readings.entropy[:1], weight)))
-        total = sum_over_ranks(share)
-        return HeadReadings(total[:-1] / total[-1], readings.updates)
+        stride = -(-mine * world() // SEQUENCES)  # rounded up
+        chosen = tokens[-rank() * mine % stride :: stride]
+        readings = read_heads(self.model, chosen if len(chosen) else tokens[:1], self.gauge)
+        entropy = readings.entropy if len(chosen) else torch.zeros_like(readings.entropy)
+        total = sum_over_ranks(torch.cat((entropy, torch.full_like(entropy[:1], float(len(chosen))))))
+        updates = {place: mean_over_ranks(update) for place, update in readings.updates.items()}
+        return HeadReadings(total[:-1] / total[-1], updates)
 
     def _by_layer(self, entropy: Tensor) -> list[list[float]]:
         values = entropy.tolist()
@@ -128,8 +130,8 @@ class Grower:
                 "layer": layer,
                 "heads": list(loop.heads),
                 "passes": loop.passes,
-                "gates": None if gates is None else gates[layer, : loop.passes, : len(loop.heads)].tolist(),
-                "update": [float(readings.updates[layer, n]) for n in range(1, loop.passes + 1)],
+                "gates": None if gates is None else _recorded(gates[layer, : loop.passes, : len(loop.heads)].tolist()),
+                "update": _recorded([[float(readings.updates[layer, n]) for n in range(1, loop.passes + 1)]])[0],
             }
             for layer, loop in self.model.plan.loops.items()
         ]
@@ -149,6 +151,7 @@ class Grower:
             "layer": decision.layer,
             "heads": None if grown is None else list(grown.heads),
             "passes": None if grown is None else len(grown.births),
+            "birth": policy.birth,
             "rule": decision.rule,
             "shortlist": list(decision.shortlist),
             "layer_entropy": _recorded([[sum(layer) / len(layer) for layer in entropies]])[0],
@@ -157,24 +160,29 @@ class Grower:
             **before,
         }
 
-    def _apply(self, policy: Sgt) -> bool:
+    def _apply(self, policy: Sgt) -> list[LoopHeads]:
         plan = self.model.plan
         edits = policy.edits(plan, self.state, self.done)
         for edit in edits:
             plan = edit.apply(plan)
         if edits:
             self.model.restructure(plan)
-        return bool(edits)
+        return edits
 
     @torch.no_grad()
     def _set_ramps(self, policy: Sgt) -> None:
         ramp = self.model.gate_ramp
         assert ramp is not None
-        values = torch.ones(ramp.shape)
+        values = torch.zeros(ramp.shape)
         for layer, strengths in policy.ramps(self.model.plan, self.state, self.done).items():
             passes, heads = len(strengths), len(strengths[0])
             values[layer, :passes, :heads] = torch.tensor(strengths)
         ramp.copy_(values.pin_memory() if ramp.is_cuda else values, non_blocking=True)
+
+    @property
+    def _rule(self) -> dict[str, Any]:
+        """The policy's settings as they come back from JSON."""
+        return {} if self.policy is None else json.loads(json.dumps(asdict(self.policy)))
 
     # --- state ------------------------------------------------------------------------------------------------------
 
@@ -183,6 +191,7 @@ class Grower:
         average = self.average
         return {
             "done": self.done,
+            "rule": self._rule,
             "policy": self.state.to_dict(),
             "average": {
                 "value": None if average.value is None else average.value.tolist(),
@@ -192,6 +201,10 @@ class Grower:
 
     def load_state_dict(self, data: dict[str, Any]) -> None:
         """Go on from a state; the model is given the structure that belongs to it."""
+        mine, theirs = self._rule, data["rule"]
+        for name in mine.keys() | theirs.keys():
+            if mine.get(name) != theirs.get(name):
+                raise InputError(f"policy.{name}", mine.get(name), f"must be {theirs.get(name)!r}, as in the state")
         self.done, self.state = data["done"], SgtState.from_dict(data["policy"])
         value: Sequence[float] | None = data["average"]["value"]
         weight = self.model.embedding.weight
@@ -199,10 +212,22 @@ class Grower:
         tensor = None if value is None else torch.tensor(value, dtype=wide, device=weight.device)
         self.average = Average(self.average.beta, tensor, data["average"]["count"])
         if self.policy is not None:
-            self.model.restructure(without_loops(self.model.plan))
+            self.model.restructure(self.model.plan.bare)
             self._apply(self.policy)
             if self.state.grown:
                 self._set_ramps(self.policy)
+
+
+def _faded(edit: LoopHeads) -> dict[str, Any]:
+    """The end of a published birth: the heads that were not chosen have left."""
+    facts = {"layer": edit.layer, "heads": list(edit.heads), "passes": edit.passes}
+    return {
+        "event": "growth",
+        "action": "fade",
+        **facts,
+        "rule": "a window has passed since the birth",
+        "shortlist": [],
+    }
 
 
 def _recorded(layers: list[list[float]]) -> list[list[float | None]]:

@@ -16,7 +16,7 @@ from meristem.errors import InputError
 from meristem.growth.edits import LoopHeads
 from meristem.plan import Gates, Loop, Plan
 
-PROBED = 16  # updates before a decision in which entropy is measured; the average forgets what was before them
+FORGOTTEN = 2.0**-16  # weight of a reading that an average of entropies need not remember
 SHORTEST_WINDOW = 50  # updates, for windows given as a part of the run
 ORDERS = ("deep_first", "shallow_first")
 CHOICES = ("high", "low", "random", "all")
@@ -93,14 +93,19 @@ class Sgt:
             if getattr(self, field) not in allowed:
                 raise InputError(field, getattr(self, field), f"must be one of {', '.join(allowed)}")
         for field in ("start", "window"):
-            if not 0 < getattr(self, field) < math.inf:
-                raise InputError(field, getattr(self, field), "must be above 0: part of the run, or updates from 1 on")
+            value = getattr(self, field)
+            if not 0 < value < math.inf or (value > 1 and value != round(value)):
+                raise InputError(field, value, "must be a part of the run above 0 and below 1, or whole updates")
         if not 0 <= self.beta < 1:
             raise InputError("beta", self.beta, "must be from 0 to below 1")
         if self.birth == "paper" and self.heads == "all":
             raise InputError("birth", "paper", "fades the heads that are not chosen, but heads = 'all' leaves none")
-        if self.first_decision >= self.total_steps:
-            raise InputError("start", self.start, f"is not before the end of the run, {self.total_steps} updates")
+        if self.first_decision + self.window_steps > self.total_steps:
+            raise InputError(
+                "start", self.start,
+                f"leaves no time to grow: the first decision comes after {self.first_decision} updates, a new pass "
+                f"needs {self.window_steps} to settle, and the run has {self.total_steps}",
+            )  # fmt: skip
 
     @property
     def first_decision(self) -> int:
@@ -122,21 +127,24 @@ class Sgt:
         candidates = [layer.heads for index, layer in enumerate(plan.layers) if index not in self.excluded]
         if not candidates:
             raise InputError("excluded", self.excluded, "leaves no layer to grow")
-        if self.heads != "all" and self.heads_per_layer > min(candidates):
-            limit = f"must be at most {min(candidates)}, the heads of the layer that has fewest"
+        if not any(self.has_enough(heads) for heads in candidates):
+            limit = f"must be at most {max(candidates)}, the heads of the layer that has most"
             raise InputError("heads_per_layer", self.heads_per_layer, limit)
         most = max(plan.heads) if self.heads == "all" or self.birth == "paper" else self.heads_per_layer
         return replace(plan, gates=Gates(self.passes, most, self.train_gates and self.birth == "gate"))
 
-    def looped(self, plan: Plan, loops: Mapping[int, Sequence[int]]) -> Plan:
-        """The prepared plan with all passes of the given loops, heads by layer: a static structure from the start."""
-        plan = self.prepare(plan)
-        assert plan.gates is not None
-        most = max(map(len, loops.values()), default=plan.gates.heads)
-        plan = replace(plan, gates=replace(plan.gates, heads=most))
-        for layer, heads in loops.items():
-            plan = LoopHeads(layer, tuple(heads), self.passes).apply(plan)
+    def looped(self, plan: Plan, loops: Mapping[int, Loop]) -> Plan:
+        """The plan with the given loops by layer, and gates for them: a static structure from the start."""
+        passes = max(loop.passes for loop in loops.values())
+        heads = max(len(loop.heads) for loop in loops.values())
+        plan = replace(plan, gates=Gates(passes, heads, self.train_gates and self.birth == "gate"))
+        for layer, loop in loops.items():
+            plan = LoopHeads(layer, loop.heads, loop.passes).apply(plan)
         return plan
+
+    def has_enough(self, heads: int) -> bool:
+        """Whether a layer with this many heads can have a loop; others never grow."""
+        return self.heads == "all" or heads >= self.heads_per_layer
 
     def edits(self, plan: Plan, state: SgtState, done: int) -> list[LoopHeads]:
         """What has to change in `plan` to be the structure after `done` updates."""
@@ -175,9 +183,14 @@ class Sgt:
         return decision if decision is not None and decision < self.total_steps else None
 
     def probes(self, state: SgtState, done: int) -> bool:
-        """Whether entropy has to be measured after `done` updates."""
+        """Whether entropy has to be measured after `done` updates: near enough to a decision to be remembered."""
         decision = self.next_decision(state)
-        return decision is not None and decision - PROBED < done
+        return decision is not None and decision - self.probed_steps < done
+
+    @property
+    def probed_steps(self) -> int:
+        """Updates before a decision in which entropy is measured; 16 with the published memory of 0.5."""
+        return 1 if self.beta == 0 else math.ceil(math.log(FORGOTTEN) / math.log(self.beta))
 
     def decides(self, state: SgtState, done: int) -> bool:
         """Whether a decision is due after `done` updates."""
@@ -193,10 +206,11 @@ class Sgt:
                 "an entropy is not finite: no decision in this window",
             )  # fmt: skip
         if window_end > self.total_steps:
-            rule = "a new pass would not be at full strength before the end of the run"
+            rule = "a new pass would not have settled before the end of the run"
             return Decision(replace(state, phase="fixed"), "fix", rule)
         means = [sum(layer) / len(layer) for layer in entropies]
-        ranked = sorted((i for i in range(len(means)) if i not in self.excluded), key=lambda i: (-means[i], -i))
+        eligible = [i for i, layer in enumerate(entropies) if i not in self.excluded and self.has_enough(len(layer))]
+        ranked = sorted(eligible, key=lambda i: (-means[i], -i))
         listed = tuple(ranked[: self.shortlist])
         for index, grown in enumerate(state.grown):
             if grown.layer in listed and len(grown.births) < self.passes:
@@ -219,11 +233,15 @@ class Sgt:
             rule = f"no layer of the shortlist is {'shallower' if deep else 'deeper'} than all grown ones"
         else:
             rule = f"{self.max_layers} layer{'s have' if self.max_layers > 1 else ' has'} grown"
-        rule += f", and none on the shortlist has fewer than {self.passes} passes"
+        if state.grown:
+            rule += f", and none of these that is on the shortlist has fewer than {self.passes} passes"
         return Decision(replace(state, phase="fixed"), "fix", rule, shortlist=listed)
 
     def chosen_heads(self, layer: int, entropies: Sequence[float]) -> tuple[int, ...]:
         """The heads of a layer that are looped, given the entropies of them all."""
+        if not self.has_enough(len(entropies)):
+            limit = f"must be at most {len(entropies)}, the heads of layer {layer}"
+            raise InputError("heads_per_layer", self.heads_per_layer, limit)
         heads = range(len(entropies))
         if self.heads == "all":
             return tuple(heads)

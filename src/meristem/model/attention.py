@@ -54,7 +54,13 @@ class Attention(nn.Module):
         shared = heads // (layer.heads // layer.kv_heads)  # the key/value head of each looped query head
         rows = torch.cat((heads, layer.heads + shared, layer.heads + layer.kv_heads + shared))
         self.looped = rows.to(self.looped.device)
-        self.passes = 0 if layer.loop is None else layer.loop.passes  # read by compiled code, which heads are is not
+        # Compiled code depends on the number of passes alone: which heads are looped is in a tensor.
+        self.passes = 0 if layer.loop is None else layer.loop.passes
+
+    @property
+    def looped_queries(self) -> Tensor:
+        """The looped heads; `looped` has their keys and values after them, as rows of the packed projection."""
+        return self.looped[: len(self.looped) // 3]
 
     def looped_heads(self) -> LoopedHeads:
         """The weights of the looped heads; each has its own copy of the keys and values it shares with others.
@@ -63,7 +69,7 @@ class Attention(nn.Module):
         """
         dim = self.layer.head_dim
         qkv = self.qkv.weight.unflatten(0, (-1, dim)).index_select(0, self.looped)
-        out = self.out.weight.unflatten(1, (-1, dim)).index_select(1, self.looped[: len(self.looped) // 3])
+        out = self.out.weight.unflatten(1, (-1, dim)).index_select(1, self.looped_queries)
         return LoopedHeads(qkv.flatten(0, 1), out)
 
     def project(self, x: Tensor, rotary: RotaryPair) -> tuple[Tensor, Tensor, Tensor]:

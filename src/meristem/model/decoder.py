@@ -6,7 +6,7 @@ Pre-norm RMSNorm, rotary positions over each layer's own head dim, SwiGLU, tied 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -79,7 +79,7 @@ class Decoder(nn.Module):
         self.rotary = RotaryTables(plan.head_dims, plan.context)
         gates = plan.gates
         shape = (0, 0, 0) if gates is None else (len(plan.layers), gates.passes, gates.heads)
-        self.register_buffer("gate_ramp", None if gates is None else torch.ones(shape))
+        self.register_buffer("gate_ramp", None if gates is None else torch.zeros(shape))
         trained = gates is not None and gates.trained
         self.register_parameter("gate_delta", nn.Parameter(torch.zeros(shape)) if trained else None)
         self.initialise(seed)
@@ -96,17 +96,28 @@ class Decoder(nn.Module):
         for block in self.stack:
             block.initialise(len(self.stack), generator)
         self.norm.reset_parameters()
-        for gates, value in ((self.gate_ramp, 1.0), (self.gate_delta, 0.0)):
-            if gates is not None:
-                nn.init.constant_(gates, value)
+        if self.gate_delta is not None:
+            nn.init.zeros_(self.gate_delta)
+        if self.gate_ramp is not None:
+            self.gate_ramp.zero_()
+            for index, loop in self.plan.loops.items():
+                self.gate_ramp[index, : loop.passes, : len(loop.heads)] = 1
+
+    def take(self, plan: Plan) -> None:
+        """Follow a plan whose changes the weights already have."""
+        for block, layer in zip(self.stack, plan.layers, strict=True):
+            block.attention.restructure(layer)
+        self.plan = plan
 
     def restructure(self, plan: Plan) -> None:
-        """Take a plan that differs from the present one in loops and repeats only; no tensor changes."""
-        if without_loops(plan) != without_loops(self.plan):
+        """Take a plan that differs from the present one in loops and repeats only; no tensor changes its shape."""
+        if plan.bare != self.plan.bare:
             raise InputError("plan", plan.digest[:12], "may differ from the model's in loops and repeats only")
-        for block, new, old in zip(self.stack, plan.layers, self.plan.layers, strict=True):
+        for index, (block, new, old) in enumerate(zip(self.stack, plan.layers, self.plan.layers, strict=True)):
             if new != old:
                 block.attention.restructure(new)
+                if self.gate_ramp is not None:  # a pass that was not there begins without strength
+                    self.gate_ramp[index, 0 if old.loop is None else old.loop.passes :] = 0
         self.plan = plan
 
     @property
@@ -196,11 +207,6 @@ class Decoder(nn.Module):
 
 def _numbered(watch: Watch, layer: int, repeat: int) -> PassWatch:
     return lambda number, seen: watch(layer, repeat + number, seen)
-
-
-def without_loops(plan: Plan) -> Plan:
-    """The plan with every layer run once; what a model is built of does not depend on more."""
-    return replace(plan, layers=tuple(replace(layer, loop=None, repeats=0) for layer in plan.layers))
 
 
 def visibility(start: int, stop: int, padding: Tensor | None, device: torch.device) -> Tensor:

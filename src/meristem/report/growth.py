@@ -87,9 +87,7 @@ def _counted(count: int, name: str, plural: str) -> str:
 def _heat_map(history: History, frame: Frame) -> list[str]:
     """A row for each layer, the deepest on top, as the stream flows upwards; dark where heads look at many tokens."""
     columns = _columns(history, frame)
-    known = [value for _, _, values in columns for value in values if math.isfinite(value)]
-    low, high = math.floor(10 * min(known, default=0.0)) / 10, math.ceil(10 * max(known, default=1.0)) / 10
-    high = max(high, low + 0.1)
+    low, high = 0.0, 1.0  # the same for all runs, so that they can be compared
     row = frame.height / frame.high
     cells: dict[int, list[Box]] = defaultdict(list)
     parts = [_caption(frame, "layer", left=True), _caption(frame, _entropy_caption(history))]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from typing import Any
@@ -47,17 +48,15 @@ class History:
     @property
     def entropies(self) -> list[tuple[int, list[float]]]:
         """Mean entropy of the heads of each layer: as observed, or else as it was at the decisions."""
-        return [
-            (entry["step"], [sum(heads) / len(heads) for heads in entry["head_entropy"]])
-            for entry in self.observations or self.decisions
-        ]
+        read = [entry for entry in self.observations or self.decisions if "head_entropy" in entry]
+        return [(entry["step"], [_mean(heads) for heads in entry["head_entropy"]]) for entry in read]
 
     def state(self, step: int) -> SgtState:
         """Which layers had grown after `step` updates."""
         grown: dict[int, Grown] = {}
         for decision in self.decisions:
             layer = decision["layer"]
-            if layer is not None and decision["step"] <= step:
+            if decision["action"] in ("add", "deepen") and decision["step"] <= step:
                 births = grown[layer].births if layer in grown else ()
                 grown[layer] = Grown(layer, tuple(decision["heads"]), (*births, decision["step"]))
         return SgtState(grown=tuple(grown.values()))
@@ -76,8 +75,7 @@ class History:
         for grown in self.state(self.last_step).grown:
             assert self.policy is not None
             steps |= {*grown.births, grown.births[0] + self.policy.window_steps}  # when heads that fade are dropped
-        bare = replace(self.plan, layers=tuple(replace(layer, loop=None, repeats=0) for layer in self.plan.layers))
-        flops = bare.cost.training.causal
+        flops = self.plan.bare.cost.training.causal
         return [(s, self.structure(s).cost.training.causal / flops - 1) for s in sorted(steps) if s <= self.last_step]
 
     @property
@@ -114,6 +112,11 @@ class History:
         corners = {step for step in (birth + window, self.last_step) if birth <= step <= self.last_step}
         added |= {step: _between(added, step) for step in corners - added.keys()}
         return [(step, given(step) + value) for step, value in sorted(added.items())]
+
+
+def _mean(values: Sequence[float | None]) -> float:
+    """NaN if one was not finite when it was recorded."""
+    return math.nan if any(value is None for value in values) else sum(value or 0.0 for value in values) / len(values)
 
 
 def _between(values: Mapping[int, float], step: int) -> float:

@@ -12,7 +12,6 @@ from meristem.report.figures import even_distance, loss_svg, structure_svg
 from meristem.report.growth import growth_svg
 from meristem.report.history import History
 from meristem.training.checkpoint import write_atomically
-from meristem.training.growing import make_policy
 from meristem.training.run import RunFolder
 
 if TYPE_CHECKING:
@@ -60,7 +59,7 @@ def read_history(folder: RunFolder) -> History:
     config, logs = folder.config, [list(folder.read(log)) for log in (folder.events, folder.entropy, folder.metrics)]
     events, observations, _ = logs
     decisions = [entry for entry in events if entry.get("event") == "growth"]
-    policy = make_policy(config.growth, config.train.steps) if decisions else None
+    policy = config.growth.sgt(config.train.steps) if decisions else None
     last_step = max((entry["step"] for log in logs for entry in log), default=0)
     return History(folder.plan, last_step, decisions, observations, policy)
 
@@ -73,10 +72,11 @@ def evaluation_text(result: Evaluation) -> str:
         + ("" if result.bits_per_byte is None else f", {result.bits_per_byte:.3f} bits per byte")
         + f" over {result.tokens:,} tokens",
         f"attention distance in tokens (even attention: {even:.1f}):",
-        "layer  heads x dim  distance",
+        "layer  heads x dim  distance" + ("  run again" if result.plan.is_looped else ""),
     ]
     for index, (layer, distance) in enumerate(zip(result.plan.layers, result.attention_distance, strict=True)):
         # A context of one token has nowhere to look; a broken model may look nowhere in particular.
         bar = "#" * round(30 * distance / (2 * even)) if even and math.isfinite(distance) else ""
-        lines.append(f"{index:>5}  {f'{layer.heads} x {layer.head_dim}':>11}  {distance:8.1f}  {bar}")
+        again = f"  {layer.run_again:<9}" if result.plan.is_looped else ""
+        lines.append(f"{index:>5}  {f'{layer.heads} x {layer.head_dim}':>11}  {distance:8.1f}{again}  {bar}")
     return "\n".join(lines)

@@ -13,6 +13,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from meristem.errors import InputError, RunError
 from meristem.gauges.entropy import FORMS
+from meristem.growth.sgt import Sgt
 from meristem.plan import Plan
 from meristem.schedules import PREFERRED_DIMS
 from meristem.training.optimizer import OptimizerConfig
@@ -22,7 +23,7 @@ from meristem.training.trackers import TRACKERS
 # rounding of sums.
 RESUMABLE = (
     "data.path", "train.device", "train.compile", "train.micro_batch", "train.max_skipped", "eval.batch",
-    "checkpoint.every", "checkpoint.keep", "log.every", "log.trackers",
+    "checkpoint.every", "checkpoint.keep", "log.every", "log.trackers", "growth.like",
 )  # fmt: skip
 
 
@@ -92,20 +93,20 @@ class GrowthConfig:
 
     policy: str = "none"  # or sgt
     unit: str = "head"  # what is run again: some heads of a layer, or the whole block (then fixed from the start)
-    passes: int = 1  # extra passes of a layer at most
-    heads: str = "high"  # which heads: of high or low entropy, random, or all
-    heads_per_layer: int = 2
+    passes: int = Sgt.passes  # extra passes of a layer at most
+    heads: str = Sgt.heads  # which heads: of high or low entropy, random, or all
+    heads_per_layer: int = Sgt.heads_per_layer
     layers: tuple[int, ...] = ()  # none named: layers grow
-    max_layers: int = 3
-    shortlist: int = 3  # layers of highest entropy that may grow
-    excluded: tuple[int, ...] = (0,)  # layers that never grow
-    order: str = "deep_first"  # or shallow_first
-    start: float = 0.05  # first decision: part of the run below 1, updates from 1 on
-    window: float = 0.05  # between decisions, and until a new pass is at full strength
-    beta: float = 0.5  # memory of the entropies' average
-    birth: str = "gate"  # or paper: all heads at once, those not chosen fade
-    train_gates: bool = True
-    seed: int = 0  # of random heads
+    max_layers: int = Sgt.max_layers
+    shortlist: int = Sgt.shortlist  # layers of highest entropy that may grow
+    excluded: tuple[int, ...] = Sgt.excluded  # layers that never grow
+    order: str = Sgt.order  # or shallow_first
+    start: float = Sgt.start  # first decision: part of the run below 1, updates from 1 on
+    window: float = Sgt.window  # between decisions, and until a new pass is at full strength
+    beta: float = Sgt.beta  # memory of the entropies' average
+    birth: str = Sgt.birth  # or paper: all heads at once, those not chosen fade
+    train_gates: bool = Sgt.train_gates
+    seed: int = Sgt.seed  # of random heads
     like: str | None = None  # a run whose grown layers and heads are taken from the start
     observe: bool = False  # record the entropy of every head
     observe_every: int = 0  # updates; a hundredth of the run if 0
@@ -116,6 +117,8 @@ class GrowthConfig:
         for name, allowed in (("policy", ("none", "sgt")), ("unit", ("head", "block"))):
             if getattr(self, name) not in allowed:
                 raise InputError(f"growth.{name}", getattr(self, name), f"must be one of {', '.join(allowed)}")
+        if len(set(self.layers)) < len(self.layers):
+            raise InputError("growth.layers", self.layers, "must be distinct")
         if self.probe not in FORMS:
             raise InputError("growth.probe", self.probe, f"must be one of {', '.join(FORMS)}")
         if self.rows < 1:
@@ -135,6 +138,25 @@ class GrowthConfig:
             )  # fmt: skip
         if self.policy == "none" and (static or self.unit == "block"):
             raise InputError("growth.policy", self.policy, "must be sgt for growth.layers, growth.like or growth.unit")
+        self.sgt(10**12)  # refuses bad values; whether there is time to grow is seen when the run's length is known
+
+    def sgt(self, steps: int) -> Sgt:
+        """The SGT policy that the section describes."""
+        try:
+            return Sgt(
+                total_steps=steps, passes=self.passes, heads=self.heads, heads_per_layer=self.heads_per_layer,
+                max_layers=self.max_layers, shortlist=self.shortlist, excluded=self.excluded, order=self.order,
+                start=self.start, window=self.window, beta=self.beta, birth=self.birth,
+                train_gates=self.train_gates, seed=self.seed,
+            )  # fmt: skip
+        except InputError as error:
+            raise in_growth(error) from None
+
+
+def in_growth(error: InputError) -> InputError:
+    """The error with its field named as it is in the configuration."""
+    name = error.field if error.field.startswith("growth.") else f"growth.{error.field}"
+    return InputError(name, error.value, error.expected)
 
 
 @dataclass(frozen=True)

@@ -25,20 +25,17 @@ def describe_structure(plan: Plan) -> str:
 
 def describe_loops(plan: Plan) -> str:
     """What is run again, such as `L10:h3,h7 x1 L7:h0,h2 x1`, or `L10:block x1`; empty if nothing is."""
-    parts = []
-    for index, layer in enumerate(plan.layers):
-        if layer.loop is not None:
-            parts.append(f"L{index}:{','.join(f'h{head}' for head in layer.loop.heads)} x{layer.loop.passes}")
-        elif layer.repeats:
-            parts.append(f"L{index}:block x{layer.repeats}")
+    parts = [f"L{index}:{layer.run_again}" for index, layer in enumerate(plan.layers) if layer.run_again]
     return " ".join(reversed(parts))
 
 
 def describe_growth(event: dict[str, Any]) -> str:
     """A decision in one line."""
     heads = ", ".join(map(str, event["heads"] or ()))
+    looped = f"all heads, {heads} to stay" if event.get("birth") == "paper" else f"heads {heads}"
     done = {
-        "add": f"layer {event['layer']} now loops heads {heads}",
+        "add": f"layer {event['layer']} now loops {looped}",
+        "fade": f"layer {event['layer']} now loops heads {heads} only",
         "deepen": f"layer {event['layer']} now loops heads {heads} in {event['passes']} passes",
         "fix": "growth has ended",
         "wait": "no growth",
@@ -93,11 +90,16 @@ def _short_speed(speed: float) -> str:
 
 
 def _fitting(values: dict[str, Any], width: int, loops: str = "") -> str:
-    """The numbers in `width` characters; where they are too many, the least important go first."""
+    """The numbers in `width` characters; where they are too many, the least important go first.
+
+    Loops that do not fit stand on a line of their own.
+    """
+    if loops and len("  ".join(_parts(values, loops).values())) > width:
+        return f"{_fitting(values, width)}\n{loops[:width]}"
     parts = _parts(values, loops)
     if "speed" in parts:
         parts["speed"] = _short_speed(values["tokens_per_second"])
-    for name in ("mfu", "held_out", "skipped", "loops", "speed", "left"):
+    for name in ("mfu", "held_out", "skipped", "speed", "left"):
         if len("  ".join(parts.values())) > width:
             parts.pop(name, None)
     return "  ".join(parts.values())

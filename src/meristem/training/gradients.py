@@ -79,10 +79,12 @@ class _Graph:
     def __init__(self, gradients: Gradients) -> None:
         self.gradients = gradients
         self.recording: torch.cuda.CUDAGraph | None = None
+        self.loss: Tensor | None = None
 
     def forget(self) -> None:
-        self.recording = None
+        self.recording = self.loss = None
         self._clear()  # the gradients live in the recording's memory
+        torch.cuda.empty_cache()
 
     def accumulate(self, tokens: Tensor, labels: Tensor) -> Tensor:
         if self.recording is None:
@@ -115,6 +117,7 @@ class _Graph:
 
     def _replay(self, tokens: Tensor, labels: Tensor) -> Tensor:
         assert self.recording is not None
+        assert self.loss is not None
         self.tokens.copy_(tokens)
         self.labels.copy_(labels)
         self.recording.replay()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -12,50 +11,54 @@ from meristem.gauges import EntropyGauge
 from meristem.growth import BlockLoop, Grower, Sgt
 from meristem.growth.block_loop import steady_layers
 from meristem.model import Decoder
-from meristem.plan import Plan
-from meristem.training.config import Config, GrowthConfig
+from meristem.plan import Loop, Plan
+from meristem.training.config import Config, GrowthConfig, in_growth
 from meristem.training.run import RunFolder
-
-
-def make_policy(growth: GrowthConfig, steps: int) -> Sgt:
-    """The SGT policy that the section describes."""
-    return Sgt(
-        total_steps=steps, passes=growth.passes, heads=growth.heads, heads_per_layer=growth.heads_per_layer,
-        max_layers=growth.max_layers, shortlist=growth.shortlist, excluded=growth.excluded, order=growth.order,
-        start=growth.start, window=growth.window, beta=growth.beta, birth=growth.birth,
-        train_gates=growth.train_gates, seed=growth.seed,
-    )  # fmt: skip
 
 
 def starting_plan(config: Config, plan: Plan) -> Plan:
     """The plan a run begins with: room for what will grow, and what is there from the start."""
     growth = config.growth
+    if plan.context < 2 and (growth.observe or growth.policy != "none"):
+        raise InputError("model.context", plan.context, "must be at least 2: one token has no entropy")
     if growth.policy == "none":
         return plan
-    if _is_looped(plan):
+    if plan.is_looped:
         raise InputError("model.plan", config.model.plan, "has loops already; leave growth.policy at none to train it")
     for layer in growth.layers:
         if not 0 <= layer < len(plan.layers):
             raise InputError("growth.layers", layer, f"must be in 0..{len(plan.layers) - 1}")
     try:
-        policy = make_policy(growth, config.train.steps)
+        policy = growth.sgt(config.train.steps)
         if growth.like is not None:
-            loops = structure_of(Path(growth.like), policy)
-        elif growth.layers:
-            loops = {layer: policy.chosen_heads(layer, [0.0] * plan.layers[layer].heads) for layer in growth.layers}
-        else:
-            return policy.prepare(plan)
+            return _like(plan, growth, policy)
+        if growth.unit == "block":
+            return BlockLoop(growth.layers, growth.passes).prepare(plan)
+        if growth.layers:
+            chosen = {layer: policy.chosen_heads(layer, [0.0] * plan.layers[layer].heads) for layer in growth.layers}
+            return policy.looped(plan, {layer: Loop(heads, growth.passes) for layer, heads in chosen.items()})
+        return policy.prepare(plan)
+    except InputError as error:
+        raise in_growth(error) from None
+
+
+def _like(plan: Plan, growth: GrowthConfig, policy: Sgt) -> Plan:
+    """The plan with what another run grew."""
+    assert growth.like is not None
+    loops = structure_of(Path(growth.like), policy)
+    try:
         if growth.unit == "block":
             return BlockLoop(tuple(loops), growth.passes).prepare(plan)
         return policy.looped(plan, loops)
     except InputError as error:
-        raise InputError(f"growth.{error.field}", error.value, error.expected) from None
+        expected = f"does not fit this model: {error.field} = {error.value!r} {error.expected}"
+        raise InputError("like", growth.like, expected) from None
 
 
 def make_grower(config: Config, model: Decoder, optimizer: torch.optim.Optimizer, start: Plan) -> Grower | None:
     """The grower of a run that began with the plan `start`; None if it neither grows nor observes."""
     growth = config.growth
-    policy = make_policy(growth, config.train.steps) if growth.policy == "sgt" and not _is_looped(start) else None
+    policy = growth.sgt(config.train.steps) if growth.policy == "sgt" and not start.is_looped else None
     if policy is None and not growth.observe:
         return None
     every = (growth.observe_every or max(1, config.train.steps // 100)) if growth.observe else 0
@@ -63,26 +66,33 @@ def make_grower(config: Config, model: Decoder, optimizer: torch.optim.Optimizer
     return Grower(model, optimizer, policy, gauge=gauge, observe_every=every)
 
 
-def _is_looped(plan: Plan) -> bool:
-    return any(layer.loop is not None or layer.repeats for layer in plan.layers)
+def structure_of(source: Path, policy: Sgt) -> dict[int, Loop]:
+    """The loops of a plan file or of a run that has ended; of an observed run, those its last entropies point to.
 
-
-def structure_of(run: Path, policy: Sgt) -> Mapping[int, Sequence[int]]:
-    """The looped heads of another run by layer, or what `policy` would loop, judged by its last entropies."""
-    folder = RunFolder.open(run)
-    plan = folder.newest_plan
+    Where `policy` asks for other heads than those of high entropy, these are chosen among the same layers.
+    """
+    if source.is_file():
+        plan, entropies = Plan.load(source), None
+    else:
+        folder = RunFolder.open(source)
+        plan, entropies = folder.newest_plan, _last_entropies(folder)
+        if folder.newest_step < folder.config.train.steps:
+            raise RunError(f"{source}: has not ended yet (step {folder.newest_step}); growth.like takes finished runs")
     if plan.loops and policy.heads == "high":
-        return {layer: loop.heads for layer, loop in plan.loops.items()}
+        return plan.loops
+    if entropies is None:
+        raise RunError(f"{source}: has no loops of high-entropy heads and no recorded entropies to take after")
+    layers = [index for index, layer in enumerate(plan.layers) if layer.loop is not None or layer.repeats]
+    passes = {layer: loop.passes for layer, loop in plan.loops.items()}
+    return {
+        layer: Loop(policy.chosen_heads(layer, entropies[layer]), passes.get(layer, policy.passes))
+        for layer in layers or steady_layers(entropies, policy)
+    }
+
+
+def _last_entropies(folder: RunFolder) -> list[list[float]] | None:
+    """The newest reading in which every entropy was finite."""
     logs = (folder.events, folder.entropy)
-    readings = [entry for log in logs for entry in folder.read(log) if _is_whole(entry.get("head_entropy"))]
-    if not readings:
-        raise RunError(f"{run}: has no loops and no recorded entropies to take after (growth.like)")
-    entropies = max(readings, key=lambda entry: entry["step"])["head_entropy"]
-    again = tuple(index for index, layer in enumerate(plan.layers) if layer.loop is not None or layer.repeats)
-    layers = again or steady_layers(entropies, policy)
-    return {layer: policy.chosen_heads(layer, entropies[layer]) for layer in layers}
-
-
-def _is_whole(entropies: list[list[float | None]] | None) -> bool:
-    """Whether there is a reading, and every entropy in it was finite."""
-    return entropies is not None and all(value is not None for layer in entropies for value in layer)
+    readings = [entry for log in logs for entry in folder.read(log) if "head_entropy" in entry]
+    whole = [entry for entry in readings if all(v is not None for layer in entry["head_entropy"] for v in layer)]
+    return max(whole, key=lambda entry: entry["step"])["head_entropy"] if whole else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -47,13 +48,18 @@ def learning_rate(step: int, steps: int, config: OptimizerConfig) -> float:
     return floor + (config.lr - floor) * 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
 
 
-def make_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.AdamW:
-    """Fused AdamW; weight decay on matrices only, not on norms and gates."""
+def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    """The model's parameters for an optimizer: weight decay on matrices only, not on norms and gates."""
     parameters = [p for p in model.parameters() if p.requires_grad]
-    groups = [
-        {"params": [p for p in parameters if p.dim() == 2], "weight_decay": config.weight_decay},
+    return [
+        {"params": [p for p in parameters if p.dim() == 2], "weight_decay": weight_decay},
         {"params": [p for p in parameters if p.dim() != 2], "weight_decay": 0.0},
     ]
+
+
+def make_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.AdamW:
+    """Fused AdamW."""
+    groups = parameter_groups(model, config.weight_decay)
     return torch.optim.AdamW(groups, lr=config.lr, betas=(config.beta1, config.beta2), eps=config.eps, fused=True)
 
 

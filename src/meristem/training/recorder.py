@@ -48,6 +48,7 @@ class Recorder:
         self.tokens_per_step = config.train.batch_size * plan.context
         self._counted = progress.step, progress.flops
         self._plan = plan
+        self._warned: set[int] = set()  # layers
         names = config.log.trackers if peers.first else ()
         self.trackers = make_trackers(names, folder.path, flatten(config), progress.step)
 
@@ -71,16 +72,25 @@ class Recorder:
 
     def growth(self, step: int, event: dict[str, Any]) -> None:
         """A decision about the structure."""
-        kind = event.pop("event")
-        self.event(kind, step, **event, plan=self._plan.digest)
+        facts = {key: value for key, value in event.items() if key != "event"}
+        self.event(event["event"], step, **facts, plan=self._plan.digest)
         self.display.note(f"step {step}: {describe_growth(event)}")
-        for loop in event.get("loops", ()):
-            if max(loop["update"]) > 1:
-                self.display.note(f"warning: the loop of layer {loop['layer']} adds more than the stream itself holds")
+        self._warn(step, event)
 
     def observation(self, step: int, facts: dict[str, Any]) -> None:
         if self.peers.first:
             self.folder.append(self.folder.entropy, {"step": step, **facts})
+            self._warn(step, facts)
+
+    def _warn(self, step: int, facts: dict[str, Any]) -> None:
+        """Of loops that add more to the stream than it holds, once for each layer."""
+        for loop in facts.get("loops", ()):
+            large = any(size is None or size > 1 for size in loop["update"])
+            if large and loop["layer"] not in self._warned:
+                self._warned.add(loop["layer"])
+                self.display.note(
+                    f"warning, step {step}: the loop of layer {loop['layer']} adds more than the stream itself holds"
+                )
 
     def step(self, reading: Reading, state: Progress, clock: Clock) -> None:
         if not self.peers.first:

@@ -97,6 +97,12 @@ class RunFolder:
                 return Plan.from_dict(read_json(checkpoint / "state.json")["plan"])
         return self.plan
 
+    @property
+    def newest_step(self) -> int:
+        """The step of the newest checkpoint, 0 if there is none."""
+        checkpoints = list_checkpoints(self.checkpoints)
+        return int(checkpoints[-1].name.removeprefix("step-")) if checkpoints else 0
+
     def check_data(self, data: TokenData) -> None:
         """Refuse to go on with other data than the run began with."""
         if data.index.digest != read_json(self.path / "data.json").get("digest"):
