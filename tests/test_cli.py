@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
@@ -15,9 +16,13 @@ from xml.etree import ElementTree
 
 import pytest
 import torch
+from torch import Tensor
 
 from meristem import __version__
 from meristem.cli import main
+from meristem.gauges.entropy import EntropyGauge, HeadReadings, read_heads
+from meristem.growth import LoopHeads, RepeatBlock, grower
+from meristem.model import Decoder
 from meristem.plan import Plan
 from meristem.training.checkpoint import list_checkpoints
 from meristem.training.config import build_config, load_config
@@ -85,13 +90,14 @@ def test_version(call: Call) -> None:
 def test_plan_json_holds_the_facts(call: Call) -> None:
     facts = json.loads(call("plan", "--json").out)
     assert set(facts) == {
-        "heads", "head_dims", "kv_heads", "parameters", "flops_per_token", "softmax_elements", "kv_bytes_per_token",
-        "warnings", "digest",
+        "heads", "head_dims", "kv_heads", "loops", "repeats", "parameters", "flops_per_token", "softmax_elements",
+        "kv_bytes_per_token", "warnings", "digest",
     }  # fmt: skip
     plan = Plan.prism(layers=12, width=768, heads=12)
     assert facts["heads"] == [3, 3, 6, 6, 8, 8, 12, 12, 12, 12, 12, 12]
     assert facts["head_dims"] == [768 // h for h in facts["heads"]]
     assert facts["kv_heads"] == facts["heads"]
+    assert (facts["loops"], facts["repeats"]) == ({}, [0] * 12)
     assert facts["parameters"] == 123_587_328
     forward, training = plan.cost.forward, plan.cost.training
     assert facts["flops_per_token"] == {
@@ -188,6 +194,23 @@ def test_a_plan_file_comes_back(call: Call, tmp_path: Path) -> None:
     assert "neutral" in call("plan", "--plan", path, "--against", "uniform").out
 
 
+def test_a_plan_shows_what_is_run_again(call: Call, tmp_path: Path) -> None:
+    plan = RepeatBlock(1, 2).apply(LoopHeads(3, (0, 2), 2).apply(Plan.uniform(layers=4, width=256, heads=4)))
+    path = tmp_path / "plan.json"
+    path.write_text(plan.to_json())
+    said = call("plan", "--plan", path)
+    assert said.code == 0
+    assert "run again" in said.out.splitlines()[0]
+    assert [word in said.out for word in ("h0,h2 x2", "block x2")] == [True, True]
+    facts = json.loads(call("plan", "--plan", path, "--json").out)
+    assert facts["loops"] == {"3": {"heads": [0, 2], "passes": 2}}
+    assert facts["repeats"] == [0, 2, 0, 0]
+    beside = call("plan", "--plan", path, "--against", "uniform").out
+    assert "4 x 64 h0,h2 x2" in beside
+    assert "4 x 64 block x2" in beside
+    assert "not neutral: they differ in FLOPs/token" in beside
+
+
 # --- the whole way ---------------------------------------------------------------------------------------------------
 
 
@@ -267,7 +290,59 @@ def test_growth_is_drawn_after_training_and_evaluation(place: Path, call: Call, 
     assert str(picture) in said.out
     ElementTree.parse(picture)
     assert "run again" in (run / "structure.svg").read_text()  # the loops that the run began without
+    plan = RunFolder.open(run).newest_plan
+    assert not RunFolder.open(run).plan.is_looped
+    (layer,) = plan.loops
+    table = said.out.splitlines()
+    assert next(line for line in table if line.startswith("layer")).endswith("distance  run again")
+    assert f"  {plan.layers[layer].run_again}" in next(line for line in table if line.startswith(f"    {layer}  "))
+    # The plan of a run is the one it has come to.
+    facts = json.loads(call("plan", "--plan", run, "--json").out)
+    assert facts["digest"] == plan.digest
+    assert facts["loops"] == {str(layer): {"heads": list(plan.loops[layer].heads), "passes": 1}}
+    assert plan.layers[layer].run_again in call("plan", "--plan", run).out
     assert not (place / "run" / "growth.svg").exists()
+
+
+def test_the_plan_of_a_run(call: Call, place: Path, tmp_path: Path) -> None:
+    """Before its first checkpoint it is the one the run began with; other folders are refused."""
+    run = RunFolder.open(place / "run")
+    assert json.loads(call("plan", "--plan", run.path, "--json").out)["digest"] == run.plan.digest
+    begun = copy_run(run, tmp_path / "run", last=0)
+    assert json.loads(call("plan", "--plan", begun.path, "--json").out)["digest"] == run.plan.digest
+    refused(call("plan", "--plan", run.path, "--layers", "3"), "layers = 3", "--plan")
+    refused(call("plan", "--plan", place / "texts"), "texts: not a run (it has no config.toml)")
+    refused(call("plan", "--plan", tmp_path / "none"), "none: cannot be read")
+
+
+@pytest.mark.parametrize("observe", ["true", "false"])
+def test_an_entropy_that_is_not_finite_spoils_no_picture(
+    observe: str, place: Path, call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In entropy.jsonl or events.jsonl it is null, and in the picture a gap."""
+
+    def read(model: Decoder, tokens: Tensor, gauge: EntropyGauge) -> HeadReadings:
+        readings = read_heads(model, tokens, gauge)
+        readings.entropy[-1] = math.nan if next(calls) == 1 else readings.entropy[-1]
+        return readings
+
+    calls = itertools.count(1)
+    monkeypatch.setattr(grower, "read_heads", read)
+    run, picture = tmp_path / "run", tmp_path / "run" / "growth.svg"
+    growth = ("--growth.policy", "sgt", "--growth.start", "2", "--growth.window", "3", "--growth.observe", observe)
+    said = call("train", place / "tiny.toml", "--out", run, "--train.steps", "8", *growth)
+    assert said.code == 0, said.err
+    assert "no growth (an entropy is not finite" in said.out
+    folder = RunFolder.open(run)
+    log = folder.entropy if observe == "true" else folder.events
+    first = next(entry for entry in folder.read(log) if "head_entropy" in entry)
+    assert first["head_entropy"][1][-1] is None
+    ElementTree.parse(picture)
+    picture.unlink()
+    said = call("eval", run, "--windows", "6", "--distance-windows", "2", "--device", "cpu")
+    assert said.code == 0, said.err
+    ElementTree.parse(picture)
+    assert "nan" not in picture.read_text().lower()
 
 
 def test_generate_continues_the_prompt(place: Path, call: Call) -> None:

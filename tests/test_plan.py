@@ -370,6 +370,45 @@ def test_table_names_every_layer_and_the_digest(plan: Plan) -> None:
     assert covered == list(range(len(plan.layers)))
 
 
+@pytest.mark.parametrize(
+    ("layer", "words"),
+    [
+        (LayerPlan(8, 16, 8), ""),
+        (LayerPlan(8, 16, 8, Loop((3, 7), 2)), "h3,h7 x2"),
+        (LayerPlan(8, 16, 8, Loop((5,), 1)), "h5 x1"),
+        (LayerPlan(8, 16, 8, repeats=1), "block x1"),
+        (LayerPlan(8, 16, 8, repeats=3), "block x3"),
+    ],
+)
+def test_what_is_run_again_in_words(layer: LayerPlan, words: str) -> None:
+    assert layer.run_again == words
+    plain = LayerPlan(8, 16, 8)
+    plan = Plan(128, 300, 64, 256, (plain, layer, plain))
+    assert plan.is_looped == bool(words)
+    header, *rows = plan.table().splitlines()
+    first, last = header.index("run again"), header.index("run again") + len("run again")
+    cells = [row[first:last].strip() for row in rows[: 3 if words else 1]]
+    assert cells == (["-", words, "-"] if words else ["-"])
+
+
+@given(plan=plans)
+def test_a_bare_plan_runs_everything_once(plan: Plan) -> None:
+    bare = plan.bare
+    assert (bare.loops, bare.is_looped) == ({}, False)
+    assert not any(layer.run_again for layer in bare.layers)
+    assert (bare == plan) != plan.is_looped
+    assert plan.is_looped == any(layer.run_again for layer in plan.layers)
+    assert (bare.heads, bare.head_dims, bare.kv_heads, bare.gates) == (
+        plan.heads,
+        plan.head_dims,
+        plan.kv_heads,
+        plan.gates,
+    )
+    assert bare.parameters == plan.parameters
+    assert bare.bare == bare
+    assert bare.cost.forward.full <= plan.cost.forward.full
+
+
 # --- memory -----------------------------------------------------------------------------------------------
 
 
@@ -395,6 +434,18 @@ def test_memory_is_plausible(size: str) -> None:
     assert 28 <= memory.activations / (8192 * len(plan.layers) * plan.width) <= 40
     # The loss keeps a chunk of logits, never those of the whole batch.
     assert plan.memory(10**6).loss == memory.loss
+
+
+@pytest.mark.parametrize("passes", [1, 3])
+def test_a_loop_keeps_what_its_backward_needs_and_nothing_in_float32(passes: int) -> None:
+    """In bf16 the normed stream, q, k, v and the attention's output of the looped heads; their log-sum-exp."""
+    plan = Plan.prism(**SIZES["small"])
+    for index, heads in ((2, (0, 5)), (9, (1, 2, 3))):
+        m = len(heads) * plan.layers[index].head_dim
+        grown = LoopHeads(index, heads, passes).apply(plan)
+        kept = 2 * plan.width + 2 * 3 * m + 2 * m + 4 * len(heads)
+        assert grown.memory(1000).activations - plan.memory(1000).activations == 1000 * passes * kept
+        assert grown.memory(1000).total - plan.memory(1000).total == 1000 * passes * kept
 
 
 def test_memory_agrees_with_a_measured_step() -> None:

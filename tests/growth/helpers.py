@@ -109,7 +109,7 @@ class Controller:
     top: int
     excluded: Sequence[int]
     looped: int
-    total: int  # ours: a pass that would not be at full strength by then is not born
+    total: int  # ours: a pass that would not have settled by then is not born
     phase: str = "vanilla"
     selected: list[int] = field(default_factory=list)
     depth: dict[int, int] = field(default_factory=dict)
@@ -132,7 +132,8 @@ class Controller:
             self.phase = "fixed"
             return Action(t, "fix")
         order = sorted(((sum(e) / len(e), layer) for layer, e in enumerate(entropies)), reverse=True)
-        candidates = [layer for _, layer in order if layer not in self.excluded][: self.top]
+        enough = [layer for layer, e in enumerate(entropies) if len(e) >= self.looped]  # ours: others never grow
+        candidates = [layer for _, layer in order if layer not in self.excluded and layer in enough][: self.top]
         for layer in self.selected:
             if layer in candidates and self.depth[layer] < self.most_passes:
                 self.depth[layer] += 1

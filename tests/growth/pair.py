@@ -21,7 +21,7 @@ from growth.helpers import FOUR, spread, tiny_plan, tokens_of
 from meristem import ranks
 from meristem.errors import RunError
 from meristem.gauges.entropy import EntropyGauge, HeadReadings
-from meristem.growth import Grower, Sgt, grower
+from meristem.growth import Grower, LoopHeads, Sgt, grower
 from meristem.model import Decoder
 
 BATCH = 16
@@ -48,14 +48,17 @@ def error_of(call: Any) -> str | None:
     return None
 
 
-def observed(rank: int) -> list[list[float]]:
-    """Entropies of a batch of which each process has a half."""
-    model = Decoder(tiny_plan(FOUR))
+def looped_model() -> Decoder:
+    return Decoder(LoopHeads(2, (0, 3), 2).apply(tiny_plan(FOUR)))
+
+
+def observed(rank: int) -> dict[str, Any]:
+    """Entropies and updates of a batch of which each process has a half."""
+    model = looped_model()
     half = tokens_of(model.plan, 0, BATCH).chunk(2)[rank]
     observation = Grower(model, observe_every=1).step(half).observation
     assert observation is not None
-    entropies: list[list[float]] = observation["head_entropy"]
-    return entropies
+    return observation
 
 
 def grown(rank: int) -> dict[str, Any]:

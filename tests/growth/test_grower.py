@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import fields
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -15,8 +16,9 @@ from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from meristem.errors import InputError
-from meristem.gauges.entropy import EntropyGauge, read_heads
-from meristem.growth import Grower, LoopHeads, Sgt
+from meristem.gauges.entropy import EntropyGauge, HeadReadings, read_heads
+from meristem.growth import BlockLoop, Grower, LoopHeads, Sgt
+from meristem.growth import grower as grower_module
 from meristem.growth.grower import SEQUENCES, Average
 from meristem.model import Decoder
 from meristem.model.decoder import Regions
@@ -101,6 +103,25 @@ def test_entropy_is_measured_in_the_sixteen_updates_before_a_decision_only(monke
     assert script.asked == [done for end in (40, 70, 100, 130) for done in range(end - 15, end + 1)]
 
 
+@pytest.mark.parametrize(("beta", "most"), [(0.0, 1), (0.25, 8), (0.9, 40)])
+def test_other_memories_measure_more_or_less(beta: float, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The average of a decision is over what its memory holds; it begins after the decision before."""
+    policy = Sgt(total_steps=300, start=40, window=30, beta=beta, max_layers=1)
+
+    def entropies(done: int) -> Entropies:
+        return spread({3: 0.5 + done / 1000}, FOUR)
+
+    model = grown_model(policy)
+    grower, script = scripted(monkeypatch, model, policy, entropies)
+    events = [event for _ in range(100) for event in grower.step(tokens_of(model.plan, 0)).events]
+    spans = [(40, min(most, 40)), (70, min(most, 30))]
+    assert script.asked == [done for end, count in spans for done in range(end - count + 1, end + 1)]
+    for event, (end, count) in zip(events, spans, strict=True):
+        weights = [beta**age for age in range(count)]
+        mean = sum(weight * (0.5 + (end - age) / 1000) for age, weight in enumerate(weights)) / sum(weights)
+        assert event["layer_entropy"][3] == pytest.approx(mean, abs=1e-6)
+
+
 def test_observations_add_readings_but_do_not_enter_the_average(monkeypatch: pytest.MonkeyPatch) -> None:
     policy = Sgt(total_steps=300, start=40, window=30)
 
@@ -143,18 +164,27 @@ def test_without_a_policy_a_grower_observes(monkeypatch: pytest.MonkeyPatch) -> 
     assert silent.step(tokens_of(model.plan, 0)).observation is None
 
 
-@pytest.mark.parametrize(("batch", "taken"), [(1, [0]), (8, [*range(8)]), (15, [*range(15)]), (20, [*range(0, 20, 2)])])
-def test_a_measurement_is_the_mean_over_a_few_sequences(batch: int, taken: list[int]) -> None:
+@pytest.mark.parametrize(("batch", "stride"), [(1, 1), (8, 1), (9, 2), (15, 2), (16, 2), (17, 3), (20, 3), (64, 8)])
+def test_a_measurement_is_the_mean_over_a_few_sequences(batch: int, stride: int) -> None:
+    """Eight at most, spread over the batch."""
+    taken = range(0, batch, stride)
     model = Decoder(tiny_plan([2, 4, 4]))
     grower = Grower(model, observe_every=1)
     tokens = tokens_of(model.plan, 5, batch)
     observation = grower.step(tokens).observation
     assert observation is not None
-    assert len(taken) < 2 * SEQUENCES
+    assert SEQUENCES / 2 < len(taken) <= SEQUENCES or batch < SEQUENCES
     single = [read_heads(model, tokens[i : i + 1], EntropyGauge()).entropy for i in taken]
     found = torch.tensor([e for layer in observation["head_entropy"] for e in layer])
     torch.testing.assert_close(found, torch.stack(single).mean(0), rtol=0, atol=1e-6)
     assert [len(layer) for layer in observation["head_entropy"]] == [2, 4, 4]
+
+
+def test_repeated_blocks_have_no_strengths_to_tell_of() -> None:
+    model = Decoder(BlockLoop((1,), 2).prepare(tiny_plan([2, 4, 4])))
+    observation = Grower(model, observe_every=1).step(tokens_of(model.plan, 5)).observation
+    assert observation is not None
+    assert observation.keys() == {"head_entropy"}
 
 
 # --- what it says ----------------------------------------------------------------------------------------------------
@@ -185,11 +215,12 @@ def test_an_event_holds_the_readings_the_rule_and_the_loops(monkeypatch: pytest.
     first, second, last = ({k: v for k, v in event.items() if "entropy" not in k} for event in events)
     assert first == {
         "event": "growth", "action": "add", "layer": 3, "heads": [2, 3], "passes": 1, "shortlist": [3, 1, 2],
-        "rule": "deepest layer of the shortlist", "next_decision": 40,
+        "birth": "gate", "rule": "deepest layer of the shortlist", "next_decision": 40,
     }  # fmt: skip
     assert second == {
         "event": "growth", "action": "deepen", "layer": 3, "heads": [2, 3], "passes": 2, "shortlist": [3, 1, 2],
-        "rule": "first grown layer that is on the shortlist and has fewer passes than allowed", "next_decision": 60,
+        "birth": "gate", "next_decision": 60,
+        "rule": "first grown layer that is on the shortlist and has fewer passes than allowed",
         "loops": [
             {
                 "layer": 3, "heads": [2, 3], "passes": 1, "gates": [pytest.approx([0.95 + 0.125] * 2)],
@@ -197,7 +228,8 @@ def test_an_event_holds_the_readings_the_rule_and_the_loops(monkeypatch: pytest.
             }
         ],
     }  # fmt: skip
-    assert last["rule"] == "1 layer has grown, and none on the shortlist has fewer than 2 passes"
+    assert last["rule"] == "1 layer has grown, and none of these that is on the shortlist has fewer than 2 passes"
+    assert last["birth"] == "gate"
     assert (last["layer"], last["heads"], last["passes"], last["next_decision"]) == (None, None, None, None)
     assert last["loops"][0]["update"] == pytest.approx([0.1, 0.2])
     assert last["loops"][0]["gates"] == [pytest.approx([1.125] * 2), pytest.approx([0.95 + 0.125] * 2)]
@@ -219,6 +251,37 @@ def test_entropies_that_are_not_finite_wait_and_are_forgotten(monkeypatch: pytes
     assert (added["action"], added["layer"]) == ("add", 3)
 
 
+def strict(value: Any) -> Any:
+    """The value by way of JSON as others read it, which has no NaN."""
+    return json.loads(json.dumps(value, allow_nan=False))
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_strengths_and_updates_that_are_not_finite_are_null(bad: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In decisions and in observations."""
+    policy = Sgt(total_steps=200, passes=2, start=20, window=20, max_layers=1)
+    model = grown_model(policy)
+    grower, script = scripted(monkeypatch, model, policy, lambda done: spread({3: 0.8}, FOUR), 10)
+    for _ in range(39):
+        grower.step(tokens_of(model.plan, 0))
+    assert model.gate_delta is not None
+    with torch.no_grad():
+        model.gate_delta[3, 0, 1] = bad
+
+    def read(*arguments: Any) -> HeadReadings:
+        readings = script.read(*arguments)
+        return HeadReadings(readings.entropy, {place: torch.tensor(bad) for place in readings.updates})
+
+    monkeypatch.setattr(grower_module, "read_heads", read)
+    growth = grower.step(tokens_of(model.plan, 0))
+    (event,) = growth.events
+    assert growth.observation is not None
+    for facts in (strict(event), strict(growth.observation)):
+        (loop,) = facts["loops"]
+        assert loop["gates"] == [[pytest.approx(0.95), None]]
+        assert loop["update"] == [None]
+
+
 # --- strengths in the model ------------------------------------------------------------------------------------------
 
 
@@ -235,9 +298,11 @@ def test_sgt_oracle_19_ramps_in_the_model(monkeypatch: pytest.MonkeyPatch) -> No
         torch.testing.assert_close(found[done][0], torch.full((2,), first), rtol=0, atol=1e-6)
         if second is not None:
             torch.testing.assert_close(found[done][1], torch.full((2,), second), rtol=0, atol=1e-6)
+        else:
+            assert not found[done][1].any()  # a pass that is not there yet
     assert bool((found[80] == 1).all())
     assert model.gate_ramp is not None
-    assert bool((model.gate_ramp[:3] == 1).all())  # of layers that have no loop
+    assert not model.gate_ramp[:3].any()  # of layers that have no loop
 
 
 def test_paper_birth_in_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -245,9 +310,11 @@ def test_paper_birth_in_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
     policy = Sgt(total_steps=200, start=20, window=10, max_layers=1, birth="paper")
     model = grown_model(policy)
     grower, _ = scripted(monkeypatch, model, policy, lambda done: spread({3: 0.8}, FOUR))
-    changed, strengths = [], {}
+    changed, strengths, events = [], {}, []
     for done in range(1, 60):
-        if grower.step(tokens_of(model.plan, 0)).changed:
+        growth = grower.step(tokens_of(model.plan, 0))
+        events += [(done, event) for event in growth.events]
+        if growth.changed:
             changed.append((done, model.plan.loops))
         if 3 in model.plan.loops and model.gates is not None:
             strengths[done] = model.gates[3, 0, : len(model.plan.loops[3].heads)].tolist()
@@ -256,6 +323,36 @@ def test_paper_birth_in_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
         rest = 1 - (done - 20) / 10
         assert strengths[done] == pytest.approx([rest, rest, 1.0, 1.0], abs=1e-6)
     assert all(strengths[done] == [1.0, 1.0] for done in range(30, 60))
+    assert [(done, event["action"], event["layer"]) for done, event in events] == [
+        (20, "add", 3), (30, "fix", None), (30, "fade", 3),
+    ]  # fmt: skip
+    assert events[0][1]["birth"] == "paper"
+    assert events[0][1]["heads"] == [2, 3]  # those that will stay
+    assert strict(events[-1][1]) == {
+        "event": "growth", "action": "fade", "layer": 3, "heads": [2, 3], "passes": 1, "shortlist": [],
+        "rule": "a window has passed since the birth",
+    }  # fmt: skip
+
+
+def test_a_fade_that_ends_with_a_deeper_loop_is_told_by_that(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every change of the structure is in one event."""
+    policy = Sgt(total_steps=200, passes=2, start=20, window=10, max_layers=2, birth="paper")
+    model = grown_model(policy)
+    grower, _ = scripted(monkeypatch, model, policy, lambda done: spread(listed(3, 2), FOUR))
+    found, changed = [], []
+    for done in range(1, 80):
+        growth = grower.step(tokens_of(model.plan, 0))
+        found += [(done, event["action"], event["layer"]) for event in growth.events]
+        changed += [done] if growth.changed else []
+    assert found == [(20, "add", 3), (30, "deepen", 3), (40, "add", 2), (50, "deepen", 2), (60, "fix", None)]
+    assert changed == [20, 30, 40, 50]
+    policy = Sgt(total_steps=200, start=20, window=10, max_layers=2, birth="paper")
+    model = grown_model(policy)
+    grower, _ = scripted(monkeypatch, model, policy, lambda done: spread(listed(3, 2), FOUR))
+    found = []
+    for done in range(1, 80):
+        found += [(done, event["action"], event["layer"]) for event in grower.step(tokens_of(model.plan, 0)).events]
+    assert found == [(20, "add", 3), (30, "add", 2), (30, "fade", 3), (40, "fix", None), (40, "fade", 2)]
 
 
 # --- O20: births do not disturb --------------------------------------------------------------------------------------
@@ -459,6 +556,40 @@ def test_an_earlier_state_takes_back_what_has_grown_since(monkeypatch: pytest.Mo
         grower.load_state_dict(json.loads(states[step]))
         assert model.plan == plans[step]
         assert json.dumps(grower.state_dict()) == states[step]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("window", 12), ("passes", 2), ("excluded", (0, 1)), ("birth", "paper"), ("total_steps", 120), ("seed", 3)],
+)
+def test_a_state_belongs_to_its_policy(name: str, value: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings: dict[str, Any] = {"total_steps": 100, "start": 10, "window": 10}
+    policy, other = Sgt(**settings), Sgt(**{**settings, name: value})
+    model = grown_model(policy)
+    grower, _ = scripted(monkeypatch, model, policy, lambda done: spread(listed(3, 2, 1), FOUR))
+    for _ in range(12):
+        grower.step(tokens_of(model.plan, 0))
+    state = json.loads(json.dumps(grower.state_dict()))
+    assert state["rule"]["excluded"] == [0]
+    assert state["rule"].keys() == {entry.name for entry in fields(Sgt)}
+    fresh = grown_model(other)
+    again = Grower(fresh, None, other)
+    was, is_ = state["rule"][name], json.loads(json.dumps(value))
+    with pytest.raises(InputError) as error:
+        again.load_state_dict(state)
+    assert str(error.value) == f"policy.{name} = {is_!r}: must be {was!r}, as in the state"
+    assert (again.done, fresh.plan.loops) == (0, {})  # nothing has been taken from it
+
+
+def test_a_state_of_growth_is_nothing_for_one_that_observes() -> None:
+    policy = Sgt(total_steps=100)
+    model = grown_model(policy)
+    observer = Grower(model, observe_every=5)
+    assert observer.state_dict()["rule"] == {}
+    with pytest.raises(InputError, match=r"policy\.\w+ = None: must be "):
+        observer.load_state_dict(Grower(model, None, policy).state_dict())
+    with pytest.raises(InputError, match=r"policy\.\w+ = .*: must be None"):
+        Grower(model, None, policy).load_state_dict(observer.state_dict())
 
 
 # --- refusals --------------------------------------------------------------------------------------------------------

@@ -13,10 +13,9 @@ import torch
 
 from meristem import ranks
 from meristem.gauges.entropy import EntropyGauge, read_heads
-from meristem.model import Decoder
 
-from .helpers import FOUR, tiny_plan, tokens_of
-from .pair import BATCH
+from .helpers import tokens_of
+from .pair import BATCH, looped_model
 
 
 @pytest.fixture(scope="module")
@@ -38,12 +37,28 @@ def test_the_processes_agree_on_sums_and_on_what_the_first_one_says(pair: list[d
 
 
 def test_the_processes_measure_what_one_would(pair: list[dict[str, Any]]) -> None:
-    model = Decoder(tiny_plan(FOUR))
+    model = looped_model()
     tokens = tokens_of(model.plan, 0, BATCH)
     for name, taken in (("observed", tokens[::2]), ("first sequence", tokens[:1])):
         expected = read_heads(model, taken, EntropyGauge()).entropy / len(taken)
         for found in pair:
-            torch.testing.assert_close(torch.tensor(found[name]).flatten(), expected, rtol=0, atol=1e-6)
+            entropies = torch.tensor(found[name]["head_entropy"]).flatten()
+            torch.testing.assert_close(entropies, expected, rtol=0, atol=1e-6)
+
+
+def test_the_processes_tell_the_mean_of_their_updates(pair: list[dict[str, Any]]) -> None:
+    """That of a process without a sequence of its own is the one of its first."""
+    model = looped_model()
+    tokens = tokens_of(model.plan, 0, BATCH)
+    halves = {"observed": (tokens[:8:2], tokens[8::2]), "first sequence": (tokens[:1], tokens[8:9])}
+    for name, taken in halves.items():
+        alone = [read_heads(model, half, EntropyGauge()).updates for half in taken]
+        for number in (1, 2):
+            mine, other = (float(updates[2, number]) for updates in alone)
+            assert mine != pytest.approx(other, rel=1e-4)
+            for found in pair:
+                (loop,) = found[name]["loops"]
+                assert loop["update"][number - 1] == pytest.approx((mine + other) / 2, rel=1e-5)
 
 
 def test_the_processes_grow_alike(pair: list[dict[str, Any]]) -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from meristem.errors import InputError
 from meristem.growth import BlockLoop, LoopHeads, RepeatBlock, Sgt, SgtState
 from meristem.growth.block_loop import steady_layers
-from meristem.growth.sgt import BIRTHS, CHOICES, ORDERS, PROBED, Grown
+from meristem.growth.sgt import BIRTHS, CHOICES, FORGOTTEN, ORDERS, Grown
 from meristem.model import Decoder
 from meristem.plan import Gates, Loop, Plan
 
@@ -60,16 +60,16 @@ def traces(draw: Any) -> tuple[list[int], list[Entropies]]:
 
 @st.composite
 def cases(draw: Any) -> tuple[Sgt, list[int], list[Entropies]]:
-    """A policy that fits the layers of a trace, in a run that is long enough for all it might do."""
+    """A policy that fits some layers of a trace, in a run that is long enough for all it might do."""
     heads, trace = draw(traces())
     excluded = draw(st.sets(st.integers(0, len(heads) - 1), max_size=len(heads) - 1))
     order, choice, birth = (draw(st.sampled_from(options)) for options in (ORDERS, CHOICES, BIRTHS))
     passes, layers = draw(st.integers(1, 3)), draw(st.integers(1, 4))
     start, window = draw(st.integers(1, 20)), draw(st.integers(1, 20))
-    smallest = min(count for index, count in enumerate(heads) if index not in excluded)
+    largest = max(count for index, count in enumerate(heads) if index not in excluded)
     policy = Sgt(
         total_steps=start + window * (passes * layers + 1) + 1, passes=passes, max_layers=layers,
-        heads_per_layer=draw(st.integers(1, smallest)), shortlist=draw(st.integers(1, 5)),
+        heads_per_layer=draw(st.integers(1, largest)), shortlist=draw(st.integers(1, 5)),
         excluded=tuple(sorted(excluded)), start=start, window=window, order=order, heads=choice,
         birth="gate" if choice == "all" else birth, seed=draw(st.integers(0, 5)),
     )  # fmt: skip
@@ -121,7 +121,7 @@ def test_sgt_oracle_15_equals_the_controller_of_the_pseudo_code(
     given_policy, _, trace = case
     fields = ("passes", "max_layers", "heads_per_layer", "shortlist", "excluded", "start", "window")
     enough = given_policy.total_steps + given_policy.window_steps * len(broken)
-    total = max(given_policy.first_decision + 1, round(part * enough))
+    total = max(given_policy.first_decision + given_policy.window_steps, round(part * enough))
     policy = Sgt(total_steps=total, **{name: getattr(given_policy, name) for name in fields})
 
     def entropies(done: int) -> Entropies:
@@ -241,9 +241,42 @@ def test_the_prepared_plan_has_room_for_what_will_grow(changes: dict[str, Any], 
 
 
 def test_a_static_structure_has_all_passes_from_the_start() -> None:
-    plan = Sgt(total_steps=1000, passes=2).looped(tiny_plan([2, 4, 4]), {2: [0, 3], 1: [1, 2]})
-    assert plan.loops == {1: Loop((1, 2), 2), 2: Loop((0, 3), 2)}
-    assert plan.gates == Gates(2, 2, trained=True)
+    """As many as each loop has, whatever the policy would give, and gates for the largest."""
+    loops = {2: Loop((0, 3), 3), 1: Loop((1,), 2)}
+    plan = Sgt(total_steps=1000, excluded=(0, 1)).looped(tiny_plan([2, 4, 4]), loops)
+    assert plan.loops == {1: Loop((1,), 2), 2: Loop((0, 3), 3)}
+    assert plan.gates == Gates(3, 2, trained=True)
+    no_gates: list[dict[str, Any]] = [{"train_gates": False}, {"birth": "paper"}]
+    for changes in no_gates:
+        fixed = Sgt(total_steps=1000, **changes).looped(tiny_plan([2, 4, 4]), loops)
+        assert fixed.gates == Gates(3, 2, trained=False)
+    with pytest.raises(InputError, match=r"loop\.heads = \(0, 3\): must be distinct heads out of 0\.\.1"):
+        Sgt(total_steps=1000).looped(tiny_plan([4, 4, 2]), loops)
+    with pytest.raises(InputError, match=r"layer = 2: must be in 0\.\.1"):
+        Sgt(total_steps=1000).looped(tiny_plan([4, 4]), loops)
+
+
+def test_layers_with_too_few_heads_never_grow() -> None:
+    """A Prism plan: its first layers have the widest heads, and one or two of them."""
+    plan = tiny_plan([1, 1, 2, 4, 4])
+    policy = Sgt(total_steps=1000, start=100, window=50, heads_per_layer=3, excluded=(), max_layers=5, shortlist=2)
+    assert policy.prepare(plan).gates == Gates(1, 3, trained=True)
+    levels = {0: 0.9, 1: 0.9, 2: 0.8, 4: 0.3, 3: 0.2}  # those that cannot grow would lead the list
+    taken = decisions(policy, lambda done: spread(levels, plan.heads))
+    assert [action for action, _ in taken] == [Action(100, "add", 4), Action(150, "add", 3), Action(200, "fix")]
+    assert policy.decide(SgtState(), 100, spread(levels, plan.heads)).shortlist == (4, 3)
+    assert [g.heads for g in taken[-1][1].grown] == [(1, 2, 3), (1, 2, 3)]
+    assert steady_layers(spread(levels, plan.heads), policy) == (4, 3)
+    assert [policy.has_enough(heads) for heads in plan.heads] == [False, False, False, True, True]
+    everyone = Sgt(total_steps=1000, heads="all", heads_per_layer=3, excluded=(), shortlist=1)
+    assert everyone.decide(SgtState(), 50, spread(levels, plan.heads)).layer == 1  # of one head, but that is all
+
+
+@pytest.mark.parametrize("choice", ["high", "low", "random"])
+def test_heads_that_a_layer_has_not_got_are_refused_by_name(choice: str) -> None:
+    policy = Sgt(total_steps=1000, heads=choice, heads_per_layer=3)
+    with pytest.raises(InputError, match=r"heads_per_layer = 3: must be at most 2, the heads of layer 7"):
+        policy.chosen_heads(7, [0.5, 0.25])
 
 
 # --- when (D5, D7) ---------------------------------------------------------------------------------------------------
@@ -256,7 +289,7 @@ def test_a_static_structure_has_all_passes_from_the_start() -> None:
         (1000, 0.05, 0.05, (50, 50)),
         (400, 0.05, 0.05, (20, 50)),  # a window that is a part has at least 50 updates
         (400, 0.25, 0.25, (100, 100)),
-        (10, 0.01, 0.05, (1, 50)),
+        (51, 0.01, 0.05, (1, 50)),
         (5000, 250, 250, (250, 250)),  # updates
         (5000, 1, 1, (1, 1)),
         (400, 30, 8, (30, 8)),  # as many as one says, however few
@@ -289,26 +322,42 @@ def test_a_decision_that_the_run_does_not_reach_is_none() -> None:
 
 
 def test_what_could_not_become_strong_within_the_run_is_not_born() -> None:
-    """Full strength comes a window after a birth: with the last update at the latest."""
+    """A pass has settled a window after its birth: with the last update at the latest."""
     entropies = spread(listed(10, 7, 4), TWELVE)
     taken = decisions(vector_policy(total_steps=750, passes=2), lambda done: entropies)
     assert [action for action, _ in taken] == [Action(250, "add", 10), Action(500, "deepen", 10)]
     taken = decisions(vector_policy(total_steps=749, passes=2), lambda done: entropies)
     assert [action for action, _ in taken] == [Action(250, "add", 10), Action(500, "fix")]
     late = vector_policy(total_steps=749).decide(SgtState("grow", 500), 500, entropies)
-    assert late.rule == "a new pass would not be at full strength before the end of the run"
+    assert late.rule == "a new pass would not have settled before the end of the run"
     assert late.state == SgtState("fixed", 500)
 
 
 def test_entropy_is_wanted_in_the_last_updates_before_a_decision_only() -> None:
     policy = Sgt(total_steps=1000, start=100, window=50)
     state = SgtState()
-    assert [done for done in range(1, 101) if policy.probes(state, done)] == list(range(101 - PROBED, 101))
+    assert policy.probed_steps == 16
+    assert [done for done in range(1, 101) if policy.probes(state, done)] == list(range(85, 101))
     state = policy.decide(state, 100, spread({}, TWELVE)).state
-    assert [done for done in range(101, 151) if policy.probes(state, done)] == list(range(151 - PROBED, 151))
+    assert [done for done in range(101, 151) if policy.probes(state, done)] == list(range(135, 151))
     assert not any(policy.probes(SgtState("fixed", 150), done) for done in range(101, 1000))
     close = Sgt(total_steps=100, start=5, window=3)
     assert [done for done in range(1, 6) if close.probes(SgtState(), done)] == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize(
+    ("beta", "steps"), [(0.0, 1), (1e-9, 1), (0.1, 5), (0.25, 8), (0.5, 16), (0.75, 39), (0.9, 106), (0.99, 1104)]
+)
+def test_entropy_is_measured_as_long_as_the_average_remembers(beta: float, steps: int) -> None:
+    """What is older would have a weight of 2^-16 at most."""
+    policy = Sgt(total_steps=10_000, start=2000, beta=beta)
+    assert policy.probed_steps == steps
+    assert beta**steps <= FORGOTTEN * (1 + 1e-9)
+    assert steps == 1 or beta ** (steps - 1) > FORGOTTEN
+    assert [done for done in (2000 - steps, 2001 - steps, 2000) if policy.probes(SgtState(), done)] == [
+        2001 - steps,
+        2000,
+    ]
 
 
 # --- strengths -------------------------------------------------------------------------------------------------------
@@ -423,7 +472,15 @@ def test_steady_layers_are_those_that_would_grow(
     assert steady_layers(entropies, policy) == expected
     grown = decisions(policy, lambda done: entropies)[-1][1].grown
     assert tuple(g.layer for g in grown) == expected
-    assert BlockLoop.chosen(entropies, policy) == BlockLoop(expected, 1)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_layers_are_not_chosen_by_entropies_that_are_not_finite(bad: float) -> None:
+    """A growing run would wait for the next window, but these never change."""
+    entropies = spread(listed(10, 7, 4), TWELVE)
+    entropies[2][1] = bad
+    with pytest.raises(InputError, match=r"entropies = .*: must be finite"):
+        steady_layers(entropies, vector_policy())
 
 
 def test_block_loop_repeats_whole_blocks_and_needs_no_gates() -> None:
@@ -451,11 +508,13 @@ def test_block_loop_repeats_whole_blocks_and_needs_no_gates() -> None:
         ("order", "deep", "deep_first, shallow_first"),
         ("heads", "higher", "high, low, random, all"),
         ("birth", "gates", "gate, paper"),
-        *((f, v, "above 0") for f in ("start", "window") for v in (0, -0.5, math.nan, math.inf)),
+        *((f, v, "above 0") for f in ("start", "window") for v in (0, -0.5, math.nan, math.inf, -math.inf)),
+        *((f, v, "or whole updates") for f in ("start", "window") for v in (1.5, 1.0001, 20.5)),
         *(("beta", v, "from 0 to below 1") for v in (-0.1, 1, 1.5, math.nan)),
-        ("start", 1000, "is not before the end of the run, 1000 updates"),
-        ("start", 2e6, "is not before the end of the run"),
-        ("start", 0.9999, "is not before the end of the run"),
+        ("start", 1000, "leaves no time to grow: the first decision comes after 1000 updates, a new pass needs 50"),
+        ("start", 951, "to settle, and the run has 1000"),
+        ("start", 2e6, "leaves no time to grow"),
+        ("start", 0.9999, "leaves no time to grow"),
     ],
 )
 def test_a_bad_value_is_refused_by_name(field: str, value: Any, expected: str) -> None:
@@ -471,17 +530,40 @@ def test_paper_birth_of_all_heads_is_refused() -> None:
         Sgt(total_steps=1000, birth="paper", heads="all")
 
 
-def test_the_last_update_may_still_come_after_a_birth() -> None:
-    assert Sgt(total_steps=1000, start=999).first_decision == 999
+def test_a_run_has_time_for_one_birth_at_least() -> None:
+    """A first decision, and a window after it."""
+    assert Sgt(total_steps=1000, start=950).first_decision == 950
+    taken = decisions(Sgt(total_steps=1000, start=950), lambda done: spread(listed(10, 7, 4), TWELVE))
+    assert [action for action, _ in taken] == [Action(950, "add", 10)]
+    assert Sgt(total_steps=2, start=1, window=1).window_steps == 1
+    for total, start, window in ((1000, 951, 50), (1000, 250, 751), (52, 0.05, 0.05), (1, 1, 1), (1000, 0.5, 0.6)):
+        with pytest.raises(InputError, match=r"start = .*: leaves no time to grow: .*, and the run has \d+"):
+            Sgt(total_steps=total, start=start, window=window)
+
+
+def test_the_end_of_growth_says_which_rule_ended_it() -> None:
+    policy, entropies = vector_policy(passes=2, max_layers=2), spread(listed(10, 7, 4), TWELVE)
+    full = SgtState("grow", 1250, (Grown(10, (2, 3), (250, 500)), Grown(7, (2, 3), (750, 1000))))
+    expected = "2 layers have grown, and none of these that is on the shortlist has fewer than 2 passes"
+    assert policy.decide(full, 1250, entropies).rule == expected
+    stuck = SgtState("grow", 750, (Grown(3, (2, 3), (250,)),))  # could go deeper, but is not on the shortlist
+    expected = (
+        "no layer of the shortlist is shallower than all grown ones, and none of these that is on the shortlist has "
+        "fewer than 2 passes"
+    )
+    assert policy.decide(stuck, 750, entropies).rule == expected
+    none = policy.decide(SgtState(), 250, [[0.5]] * 12)  # no layer has two heads, and nothing has grown
+    assert (none.action, none.rule) == ("fix", "no layer of the shortlist is shallower than all grown ones")
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"heads_per_layer": 5}, r"heads_per_layer = 5: must be at most 4"),
+        ({"heads_per_layer": 9}, r"heads_per_layer = 9: must be at most 8, the heads of the layer that has most"),
+        ({"heads_per_layer": 5, "excluded": (2,)}, r"heads_per_layer = 5: must be at most 4, .* that has most"),
         ({"excluded": (0, 1, 2)}, r"excluded = \(0, 1, 2\): leaves no layer to grow"),
-        ({"excluded": (0, 3)}, r"excluded = .*3"),
-        ({"excluded": (-1,)}, r"excluded = .*-1"),
+        ({"excluded": (0, 3)}, r"^excluded = 3: must be in 0\.\.2"),
+        ({"excluded": (-1,)}, r"^excluded = -1: must be in 0\.\.2"),
     ],
 )  # fmt: skip
 def test_what_does_not_fit_the_plan_is_refused_by_name(changes: dict[str, Any], message: str) -> None:
@@ -489,10 +571,9 @@ def test_what_does_not_fit_the_plan_is_refused_by_name(changes: dict[str, Any], 
         Sgt(total_steps=1000, **changes).prepare(tiny_plan([2, 4, 8]))
 
 
-def test_the_head_limit_is_that_of_layers_that_may_grow() -> None:
+def test_one_layer_with_enough_heads_is_enough() -> None:
     plan = Plan.from_heads([2, 4, 8], width=16, vocabulary=23, context=8)
-    gates = Sgt(total_steps=1000, heads_per_layer=4).prepare(plan).gates
-    assert gates == Gates(1, 4, trained=True)
-    with pytest.raises(InputError, match=r"heads_per_layer = 3: must be at most 2"):
-        Sgt(total_steps=1000, heads_per_layer=3, excluded=()).prepare(plan)
+    for looped in (3, 4, 8):
+        gates = Sgt(total_steps=1000, heads_per_layer=looped, excluded=()).prepare(plan).gates
+        assert gates == Gates(1, looped, trained=True)
     assert Sgt(total_steps=1000, heads_per_layer=99, heads="all").prepare(plan).gates == Gates(1, 8, trained=True)

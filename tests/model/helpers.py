@@ -102,6 +102,16 @@ def complex_rotation(x: Tensor, first: int = 0, theta: float = 10_000.0) -> Tens
     return torch.cat((turned.real, turned.imag), dim=-1)
 
 
+def with_exact_positions(model: Decoder) -> Decoder:
+    """The same model in float64, and its tables of positions too, which are made in float32."""
+    for dim in set(model.plan.head_dims):
+        ones = torch.ones(1, model.plan.context, 1, dim // 2, dtype=torch.float64)
+        cos, sin = complex_rotation(torch.cat((ones, 0 * ones), dim=-1))[0].chunk(2, dim=-1)
+        setattr(model.rotary, f"cos_{dim}", torch.cat((cos, cos), dim=-1))
+        setattr(model.rotary, f"sin_{dim}", torch.cat((-sin, sin), dim=-1))
+    return model.double()
+
+
 def relative_error(actual: Tensor, expected: Tensor) -> float:
     """L2 norm of the difference over that of the expected values."""
     expected = expected.detach().double()

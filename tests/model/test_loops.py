@@ -42,6 +42,7 @@ from .helpers import (
     random_tokens,
     relative_error,
     small_plan,
+    with_exact_positions,
 )
 from .test_cache import decode
 from .test_generate import PROMPTS, repeated_argmax
@@ -134,16 +135,6 @@ def run_block(block: Block, x: Tensor, gates: Tensor | None = None, *, first: in
     stream, branch = block(x, torch.zeros_like(x), (cos[first:], sin[first:]), gates, **view)
     total: Tensor = stream + branch
     return total
-
-
-def with_exact_positions(model: Decoder) -> Decoder:
-    """The same model in float64, and its tables of positions too, which are made in float32."""
-    for dim in set(model.plan.head_dims):
-        ones = torch.ones(1, model.plan.context, 1, dim // 2, dtype=torch.float64)
-        cos, sin = complex_rotation(torch.cat((ones, 0 * ones), dim=-1))[0].chunk(2, dim=-1)
-        setattr(model.rotary, f"cos_{dim}", torch.cat((cos, cos), dim=-1))
-        setattr(model.rotary, f"sin_{dim}", torch.cat((-sin, sin), dim=-1))
-    return model.double()
 
 
 def silent(model: Decoder) -> Decoder:
@@ -723,17 +714,54 @@ def test_sgt_oracle_18_tensors_do_not_change_over_growth(trained: bool) -> None:
     assert_equal(everything(fresh, tokens), everything(model, tokens))
 
 
-def test_sgt_oracle_18_new_gates_are_at_full_strength() -> None:
+def test_sgt_oracle_18_loops_of_a_new_model_are_at_full_strength() -> None:
+    """And passes that it has not got have none."""
     plan = looped(small_plan(), LOOPS, GATES)
     gated, plain = Decoder(plan, seed=3), Decoder(replace(plan, gates=None), seed=3)
     assert gated.gates is not None
-    assert torch.equal(gated.gates, torch.ones(6, 3, 4))
+    assert torch.equal(gated.gates, born_gates().float())
     assert plain.gates is None
     tokens = random_tokens(plan)
     assert_equal(everything(gated, tokens), everything(plain, tokens))
     silent(gated)
     gated.initialise(3)
-    assert torch.equal(gated.gates, torch.ones(6, 3, 4))
+    assert torch.equal(gated.gates, born_gates().float())
+
+
+@pytest.mark.parametrize("trained", [True, False])
+def test_edits_without_a_grower_change_nothing_either(trained: bool) -> None:
+    """A pass begins without strength whoever adds it; those that were there keep theirs."""
+    plan = LoopHeads(4, (5, 2), 1).apply(replace(small_plan(kv_group=2), gates=replace(GATES, trained=trained)))
+    model, tokens = lively(plan), random_tokens(plan)
+    assert model.gate_ramp is not None
+    with torch.no_grad():
+        model.gate_ramp[4, 0, :2] = torch.tensor([0.75, 1.25])
+        if model.gate_delta is not None:
+            model.gate_delta.zero_()
+        before = model(tokens).logits
+        edits = [LoopHeads(4, (5, 2), 3), LoopHeads(2, (0, 3, 1), 2)]
+        for edit in edits:
+            model.restructure(edit.apply(model.plan))
+            assert torch.equal(model(tokens).logits, before), edit
+        assert model.gate_ramp[4].tolist() == [[0.75, 1.25, 0, 0], [0, 0, 0, 0], [0, 0, 0, 0]]
+        model.gate_ramp[2, :2, :3] = 1
+        model.gate_ramp[4, 2, :2] = 1
+        assert relative_error(model(tokens).logits, before) > 0.01
+        model.restructure(plan)  # a loop that is taken back and given again begins anew
+        assert torch.equal(model(tokens).logits, before)
+        for edit in edits:
+            model.restructure(edit.apply(model.plan))
+        assert torch.equal(model(tokens).logits, before)
+
+
+def test_loops_without_gates_have_full_strength_at_once() -> None:
+    """There is nothing that could be 0."""
+    plan = small_plan()
+    model, tokens = lively(plan), random_tokens(plan)
+    before = model(tokens).logits
+    model.restructure(looped(plan, {4: ((5, 2), 1)}))
+    assert model.gates is None
+    assert relative_error(model(tokens).logits, before) > 0.01
 
 
 def test_the_gates_are_ramp_and_delta_together() -> None:

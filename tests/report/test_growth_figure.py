@@ -179,7 +179,7 @@ def brightness(root: Element, x: float, y: float) -> int:
 def test_the_heat_map_shows_what_was_measured() -> None:
     """The higher the entropy, the darker, with the deepest layer on top."""
     root = parsed(growth_svg(simulated(uniform(3), Sgt(total_steps=100, start=40), 1)))
-    assert {"0.5", "1.0"} <= set(texts(root))  # the ends of the scale
+    assert {"0.0", "1.0"} <= set(texts(root))  # the ends of the scale
     found = {}
     for layer in range(3):
         for step in (1, 20, 50, 99):
@@ -188,6 +188,22 @@ def test_the_heat_map_shows_what_was_measured() -> None:
     by_entropy = [found[value] for value in sorted(found)]
     assert by_entropy == sorted(by_entropy, reverse=True)
     assert len(set(by_entropy)) > 6
+
+
+def test_the_scale_is_the_same_for_all_runs() -> None:
+    """So that two pictures can be compared: one entropy, one colour, whatever else the run has seen."""
+
+    def picture(*levels: float) -> Element:
+        seen = [{"step": step, "head_entropy": [[level] * 4] * 3} for step, level in enumerate(levels, 1)]
+        root = parsed(growth_svg(History(uniform(3), len(levels), (), seen)))
+        assert {"0.0", "1.0"} <= set(texts(root))
+        return root
+
+    narrow, wide = picture(0.6, 0.61, 0.6), picture(0.6, 1.0, 0.0)
+    at_first = (LEFT + 5, 100 + 2)
+    assert brightness(narrow, *at_first) == brightness(wide, *at_first)
+    assert brightness(wide, LEFT + 0.5 * WIDTH, 102) < brightness(wide, *at_first)
+    assert brightness(wide, LEFT + 0.9 * WIDTH, 102) > brightness(wide, *at_first)
 
 
 def test_entropies_at_decisions_only_leave_the_rest_open() -> None:
@@ -199,16 +215,49 @@ def test_entropies_at_decisions_only_leave_the_rest_open() -> None:
 
 
 def test_entropies_that_are_not_finite_are_gaps() -> None:
-    broken = [[math.nan] * 4] * 6
+    """As they are in the log, where they are null: one head is enough to leave its layer open."""
+    broken: list[Any] = entropy(6, 4, 2)
+    broken[4] = [0.5, None, 0.5, 0.5]
     observations = [{"step": s, "head_entropy": broken if s == 2 else entropy(6, 4, s)} for s in (1, 2, 3)]
     decision = {
         "step": 2, "head_entropy": broken, "action": "wait", "layer": None, "heads": None, "shortlist": [],
     }  # fmt: skip
     policy = Sgt(total_steps=10, start=2, window=2)
     for seen in ((), observations):
-        svg = growth_svg(History(uniform(6), 3, [decision], seen, policy))
-        assert "nan" not in svg
-        assert_labels_are_inside_and_apart(parsed(svg))
+        history = History(uniform(6), 3, [decision], seen, policy)
+        values = dict(history.entropies)[2]
+        assert math.isnan(values[4])
+        assert values[5] == pytest.approx(sum(entropy(6, 4, 2)[5]) / 4)
+        svg = growth_svg(history)
+        assert "nan" not in svg.lower()
+        root = parsed(svg)
+        assert_labels_are_inside_and_apart(root)
+        place = LEFT + (0.5 if seen else 0.66) * WIDTH
+        assert brightness(root, place, 100 + 2)  # layer 5
+        with pytest.raises(AssertionError, match="no cell here"):
+            brightness(root, place, 100 + 30 + 2)
+
+
+@pytest.mark.xfail(strict=True, raises=TypeError, reason="only entropies may be null so far")
+def test_strengths_that_are_not_finite_spoil_no_picture() -> None:
+    """As the grower writes them: null."""
+    history = simulated(uniform(4), Sgt(total_steps=300, start=40, window=50, max_layers=1), 25)
+    history.observations[-2]["loops"][0]["gates"][0][1] = None
+    svg = growth_svg(history)
+    assert "nan" not in svg.lower()
+    assert_labels_are_inside_and_apart(parsed(svg))
+
+
+def test_the_end_of_a_fade_is_no_birth() -> None:
+    policy = Sgt(total_steps=300, start=40, window=50, birth="paper", max_layers=1)
+    history = simulated(uniform(4), policy)
+    fade = {"step": 90, "action": "fade", "layer": 3, "heads": [0, 1], "passes": 1, "shortlist": []}
+    told = History(history.plan, history.last_step, [*history.decisions, fade], (), policy)
+    assert [(one.layer, one.number, one.birth) for one in told.passes] == [(3, 1, 40)]
+    assert told.structure(300) == history.structure(300)
+    assert told.cost == history.cost
+    assert told.entropies == history.entropies  # it has none
+    assert growth_svg(told) == growth_svg(history)
 
 
 def test_structures_from_the_start_are_lines_without_births() -> None:
@@ -239,11 +288,14 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return prepared(tmp_path_factory.mktemp("growth"))
 
 
-@pytest.mark.parametrize("observe", [False, True])
-def test_a_run_that_grew(observe: bool, data: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("observe", "changes"),
+    [(False, {"passes": 2}), (True, {"passes": 2}), (True, {"birth": "paper"})],
+)
+def test_a_run_that_grew(observe: bool, changes: dict[str, Any], data: Path, tmp_path: Path) -> None:
     run = trained(
-        data, tmp_path / "run", growth__policy="sgt", growth__start=2.0, growth__window=3.0, growth__passes=2,
-        growth__observe=observe,
+        data, tmp_path / "run", growth__policy="sgt", growth__start=2.0, growth__window=3.0, growth__observe=observe,
+        **{f"growth__{key}": value for key, value in changes.items()},
     )  # fmt: skip
     path = draw_growth(run.path)
     assert path == run.path / "growth.svg"

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import FrozenInstanceError, fields
+from dataclasses import FrozenInstanceError, asdict, fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from meristem.errors import InputError, RunError
+from meristem.growth import Sgt
 from meristem.training.config import Config, TrainConfig, build_config, flatten, load_config, parse_overrides
 from meristem.training.loop import train
 from meristem.training.run import RunFolder
@@ -81,6 +82,17 @@ def test_configurations_are_frozen() -> None:
         ("[optimizer]\nlr = -1", r"optimizer\.lr = -1\.0: must be 0 or above"),
         ("[optimizer]\nwarmup = nan", r"optimizer\.warmup = nan: must be from 0"),
         ("[checkpoint]\nkeep = 0", r"checkpoint\.keep = 0: must be at least 1"),
+        # Growth is checked as a whole whether anything grows or not.
+        ("[growth]\nbeta = 1.0", r"growth\.beta = 1\.0: must be from 0 to below 1"),
+        ("[growth]\nstart = 1.5", r"growth\.start = 1\.5: must be a part of the run .*, or whole updates"),
+        ("[growth]\nwindow = 0", r"growth\.window = 0\.0: must be a part of the run above 0 and below 1"),
+        ("[growth]\npasses = 0", r"growth\.passes = 0: must be an integer of at least 1"),
+        ("[growth]\nheads = 'most'", r"growth\.heads = 'most': must be one of high, low, random, all"),
+        ("[growth]\nbirth = 'paper'\nheads = 'all'", r"growth\.birth = 'paper': .*leaves none"),
+        (
+            "[growth]\npolicy = 'sgt'\nheads = 'all'\nlayers = [1, 2, 1]",
+            r"growth\.layers = \(1, 2, 1\): must be distinct",
+        ),
         (
             "[log]\ntrackers = ['tensorbord']",
             r"log\.trackers = 'tensorbord': must be among tensorboard, tra",
@@ -148,6 +160,22 @@ def test_text_on_the_command_line_stays_text() -> None:
     """A folder may be called 2024, or true."""
     assert parse_overrides(["--data.path", "2024", "--model.plan=true"]) == {"data.path": "2024", "model.plan": "true"}
     assert parse_overrides(["--train.steps", "2024"]) == {"train.steps": 2024}
+
+
+def test_defaults_of_growth_are_those_of_the_policy() -> None:
+    policy = Config().growth.sgt(1000)
+    assert policy == Sgt(total_steps=1000)
+    changed = build_config({key: value for key, value in UNUSUAL.items() if key not in ("growth.layers", "model.plan")})
+    values = asdict(changed.growth.sgt(500))
+    assert values.pop("total_steps") == 500
+    assert values == {name: changed[f"growth.{name}"] for name in values}
+
+
+def test_a_run_of_any_length_may_be_written_down() -> None:
+    """Whether it is long enough to grow is known when it begins."""
+    assert build_config({"train.steps": 3, "growth.policy": "sgt"}).growth.start == 0.05
+    with pytest.raises(InputError, match=r"growth\.start = 0\.05: leaves no time to grow"):
+        build_config({"growth.policy": "sgt"}).growth.sgt(3)
 
 
 def test_a_file_that_is_no_text_is_named(tmp_path: Path) -> None:

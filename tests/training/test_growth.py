@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,20 +28,23 @@ from meristem.growth import BlockLoop, LoopHeads, Sgt, grower
 from meristem.model import Decoder
 from meristem.plan import Gates, Loop, Plan
 from meristem.training.checkpoint import MANIFEST, list_checkpoints, load_checkpoint
+from meristem.training.config import build_config, flatten, load_config
 from meristem.training.display import Lines, Live, describe_growth, describe_loops, describe_structure
-from meristem.training.growing import structure_of
+from meristem.training.growing import starting_plan, structure_of
 from meristem.training.loop import resume, train
 from meristem.training.optimizer import OptimizerConfig, make_optimizer
 from meristem.training.run import RunFolder, load_run
 
 from .helpers import assert_equal_runs, copy_run, final_tensors, metrics, tiny_config, trained
+from .test_display import ESCAPES
 from .test_distributed import torchrun
 from .test_resume import signal_at
 
 # Four layers, the first of which never grows. Decisions after 6, 11, 16 and 21 updates.
 STEPS, START, WINDOW = 26, 6, 5
+HEADS = [2, 4, 4, 4]
 GROWING: dict[str, Any] = {
-    "model__head_list": [2, 4, 4, 4], "train__steps": STEPS, "eval__every": 8, "checkpoint__every": 2,
+    "model__head_list": HEADS, "train__steps": STEPS, "eval__every": 8, "checkpoint__every": 2,
     "growth__policy": "sgt", "growth__start": START, "growth__window": WINDOW, "growth__observe": True,
     "growth__observe_every": 4,
 }  # fmt: skip
@@ -52,6 +56,7 @@ ARMS: dict[str, dict[str, Any]] = {
 }
 VANILLA: dict[str, Any] = {**GROWING, "growth__policy": "none"}
 Runs = Callable[[str], RunFolder]
+WARNING = re.compile(r"^warning, step (\d+): the loop of layer (\d+) adds more than the stream itself holds$", re.M)
 
 
 @pytest.fixture(scope="session")
@@ -299,10 +304,11 @@ def test_static_heads_of_named_layers(heads: str, count: int, data: Path, tmp_pa
     for layer, loop in run.plan.loops.items():
         assert (len(loop.heads), loop.passes) == (count, 2)
         if heads == "random":
-            drawn = Sgt(total_steps=3, start=1, heads="random", seed=5).chosen_heads(layer, [0.0] * 4)
+            drawn = Sgt(total_steps=100, heads="random", seed=5).chosen_heads(layer, [0.0] * 4)
             assert loop.heads == drawn
     tensors = final_tensors(run)
-    assert bool((tensors["gate_ramp"] == 1).all())  # at full strength from the start
+    assert bool((tensors["gate_ramp"][[1, 3]] == 1).all())  # at full strength from the start
+    assert not tensors["gate_ramp"][[0, 2]].any()
     assert bool((tensors["gate_delta"] != 0).any())
     vanilla = trained(data, tmp_path / "vanilla", **{**VANILLA, **BRIEF})
     assert metrics(run)[0]["loss"] != metrics(vanilla)[0]["loss"]
@@ -348,11 +354,123 @@ def test_static_structure_like_what_would_have_grown_in_a_run_that_did_not(
     assert [layer.repeats for layer in blocks.plan.layers] == [2 if layer in listed else 0 for layer in range(4)]
 
 
+@pytest.mark.xfail(strict=True, raises=InputError, reason="refused as if it had to grow: growth.start leaves no time")
 def test_static_structure_in_a_run_that_is_shorter_than_a_window(grown: Runs, data: Path, tmp_path: Path) -> None:
     """As windows that are a part of the run have at least 50 updates, a shorter run is one."""
     run = trained(data, tmp_path / "run", **{**GROWING, **BRIEF, "growth__like": str(grown("vanilla").path),
                                              "growth__window": 0.05})  # fmt: skip
     assert len(run.plan.loops) == 3
+
+
+def uneven() -> Plan:
+    """As a run with at most two passes may leave it: a layer with two, one with one."""
+    plan = replace(Plan.from_heads([2, 4, 4, 4], width=32, vocabulary=320, context=32), gates=Gates(2, 2))
+    return LoopHeads(3, (0, 2), 2).apply(LoopHeads(1, (3,), 1).apply(plan))
+
+
+def test_a_structure_is_taken_over_as_it_is(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From a run, whose layers may have different passes, and from its plan in a file."""
+
+    def read(model: Decoder, tokens: Tensor, gauge: EntropyGauge) -> HeadReadings:
+        """Each layer leads until it has grown; only the last one still does then, and goes deeper."""
+        readings = read_heads(model, tokens, gauge)
+        leader = [3, 2, 1, 1][len(model.plan.loops)]
+        entropy = torch.tensor([0.5 if layer == leader else 0.1 for layer, n in enumerate(HEADS) for _ in range(n)])
+        return HeadReadings(entropy * len(tokens), readings.updates)
+
+    monkeypatch.setattr(grower, "read_heads", read)
+    short = {**SHORT, "growth__observe": False, "train__steps": 20}
+    source = trained(data, tmp_path / "source", **{**GROWING, **short, "growth__passes": 2, "growth__shortlist": 1})
+    passes = {layer: loop.passes for layer, loop in source.newest_plan.loops.items()}
+    assert passes == {1: 2, 2: 1, 3: 1}
+    file = tmp_path / "plan.json"
+    file.write_text(source.newest_plan.to_json(), encoding="utf-8")
+    for like in (source.path, file):
+        for own in (1, 2, 3):  # the run's own number does not count
+            run = static(data, tmp_path / f"{like.name} {own}", growth__like=str(like), growth__passes=own)
+            assert run.plan.loops == source.newest_plan.loops
+            assert run.plan.gates == Gates(2, 2, trained=True)
+            ramp = final_tensors(run)["gate_ramp"]
+            assert [[int(row.sum()) for row in layer] for layer in ramp] == [[0, 0], [2, 2], [2, 0], [2, 0]]
+    blocks = static(data, tmp_path / "blocks", growth__like=str(file), growth__unit="block", growth__passes=2)
+    assert [layer.repeats for layer in blocks.plan.layers] == [0, 2, 2, 2]
+
+
+def test_whole_blocks_are_a_structure_to_be_like(data: Path, tmp_path: Path) -> None:
+    """Their layers are taken, and the heads by the last entropies."""
+    changes = {"growth__unit": "block", "growth__layers": [3, 1], "growth__passes": 2, "growth__observe": True}
+    source = static(data, tmp_path / "source", **changes, growth__observe_every=1)
+    run = static(data, tmp_path / "run", growth__like=str(source.path))
+    entropies = observations(source)[-1]["head_entropy"]
+    expected = {layer: tuple(sorted(sorted(range(4), key=lambda h: -entropies[layer][h])[:2])) for layer in (1, 3)}
+    assert {layer: loop.heads for layer, loop in run.plan.loops.items()} == expected
+    again = static(data, tmp_path / "again", growth__like=str(source.path), growth__unit="block", growth__passes=2)
+    assert again.plan == source.plan
+
+
+def test_a_run_that_has_not_ended_is_nothing_to_be_like(grown: Runs, data: Path, tmp_path: Path) -> None:
+    source = copy_run(grown("gate"), tmp_path / "source", last=22)
+    assert len(source.newest_plan.loops) == 3
+    changes = {**GROWING, **BRIEF, "growth__like": str(source.path)}
+    with pytest.raises(RunError, match=r"source: has not ended yet \(step 22\); growth\.like takes finished runs"):
+        train(tiny_config(data, **changes), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    begun = copy_run(grown("gate"), tmp_path / "begun", last=0)
+    with pytest.raises(RunError, match=r"begun: has not ended yet \(step 0\)"):
+        structure_of(begun.path, Sgt(total_steps=100))
+
+
+@pytest.mark.parametrize(
+    ("loop", "message"),
+    [
+        (LoopHeads(5, (0, 1), 1), r"layer = 5 must be in 0\.\.3"),
+        (LoopHeads(3, (0, 5), 1), r"loop\.heads = \(0, 5\) must be distinct heads out of 0\.\.3"),
+    ],
+)
+@pytest.mark.parametrize("unit", ["head", "block"])
+def test_a_structure_that_does_not_fit_names_the_run_it_is_of(
+    loop: LoopHeads, message: str, unit: str, data: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "plan.json"
+    file.write_text(loop.apply(Plan.uniform(layers=6, width=48, heads=6)).to_json(), encoding="utf-8")
+    changes = {**GROWING, **BRIEF, "growth__like": str(file), "growth__unit": unit}
+    if unit == "block" and loop.layer == 3:  # whole blocks fit whatever their heads
+        assert starting_plan(tiny_config(data, **changes), Plan.uniform(layers=4, width=32, heads=4)).is_looped
+        return
+    with pytest.raises(InputError, match=rf"growth\.like = '.*plan\.json': does not fit this model: {message}"):
+        train(tiny_config(data, **changes), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.xfail(strict=True, raises=ValueError, reason="no layer of the other run is chosen, and max() fails")
+def test_a_run_without_heads_enough_is_nothing_to_be_like(grown: Runs, data: Path, tmp_path: Path) -> None:
+    """This model has eight heads a layer, the one to be like four."""
+    changes = {"model__head_list": [8] * 4, "growth__heads_per_layer": 5, "growth__like": str(grown("vanilla").path)}
+    with pytest.raises(InputError, match=r"growth\."):
+        train(tiny_config(data, **{**GROWING, **BRIEF, **changes}), tmp_path / "run")
+
+
+@pytest.mark.xfail(strict=True, raises=AssertionError, reason="named growth.format, which is no key")
+def test_a_file_that_is_no_plan_is_named(data: Path, tmp_path: Path) -> None:
+    file = tmp_path / "plan.json"
+    file.write_text('{"heads": [4, 4]}', encoding="utf-8")
+    with pytest.raises(InputError) as error:
+        train(tiny_config(data, **{**GROWING, **BRIEF, "growth__like": str(file)}), tmp_path / "run")
+    assert error.value.field == "growth.like"
+
+
+def test_a_plan_file_has_no_entropies(data: Path, tmp_path: Path) -> None:
+    """So it has to have loops, and says nothing about other heads."""
+    file = tmp_path / "plan.json"
+    message = r"plan\.json: has no loops of high-entropy heads and no recorded entropies to take after"
+    for plan, heads in ((uneven().bare, "high"), (uneven(), "low"), (uneven(), "random")):
+        file.write_text(plan.to_json(), encoding="utf-8")
+        with pytest.raises(RunError, match=message):
+            train(
+                tiny_config(data, **{**GROWING, **BRIEF, "growth__like": str(file), "growth__heads": heads}),
+                tmp_path / "run",
+            )
+    assert not (tmp_path / "run").exists()
 
 
 def test_whole_blocks_of_named_layers(data: Path, tmp_path: Path) -> None:
@@ -371,7 +489,7 @@ def test_whole_blocks_of_named_layers(data: Path, tmp_path: Path) -> None:
 
 
 def test_a_run_without_loops_or_entropies_is_nothing_to_be_like(whole: RunFolder, data: Path, tmp_path: Path) -> None:
-    with pytest.raises(RunError, match=r"has no loops and no recorded entropies to take after \(growth\.like\)"):
+    with pytest.raises(RunError, match=r"has no loops of high-entropy heads and no recorded entropies to take after"):
         train(tiny_config(data, **{**GROWING, "growth__like": str(whole.path)}), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
@@ -383,9 +501,16 @@ def test_the_entropies_to_be_like_are_the_newest(grown: Runs, tmp_path: Path) ->
     run.entropy.write_text(json.dumps({"step": 4, "head_entropy": reversed_ones}) + "\n", encoding="utf-8")
     policy = Sgt(total_steps=100, heads="low")
     found = structure_of(run.path, policy)
-    assert {layer: tuple(heads) for layer, heads in found.items()} == {
-        layer: policy.chosen_heads(layer, entropies[layer]) for layer in (1, 2, 3)
-    }
+    expected = {layer: Loop(policy.chosen_heads(layer, entropies[layer]), 1) for layer in (1, 2, 3)}
+    assert found == expected
+    entries = [*run.read(run.events)]
+    late = {"step": STEPS, "head_entropy": [[0.5] * 2, [0.5] * 4, [0.5] * 4, [0.5, None, 0.5, 0.5]]}
+    run.append(run.entropy, late)  # one that is not whole says nothing
+    assert structure_of(run.path, policy) == expected
+    fade = {"step": STEPS, "event": "growth", "action": "fade", "layer": 3, "heads": [0, 1], "passes": 1}
+    run.append(run.events, fade)  # neither does one without a reading
+    assert structure_of(run.path, policy) == expected
+    assert len([*run.read(run.events)]) == len(entries) + 1
 
 
 def test_gates_are_not_decayed() -> None:
@@ -476,15 +601,34 @@ def test_lines_show_the_loops_once_they_are_there(capsys: pytest.CaptureFixture[
     assert last == "step 3/3  loss 2.0000  L5:h0,h3 x1"
 
 
-@pytest.mark.parametrize(("width", "shown"), [(80, True), (40, False)])
-def test_the_live_line_shows_the_loops_where_there_is_room(width: int, shown: bool) -> None:
+@pytest.mark.parametrize(("width", "beside"), [(80, True), (60, True), (50, False), (40, False), (36, False)])
+def test_the_live_display_shows_the_loops_beside_the_numbers_or_below_them(width: int, beside: bool) -> None:
     console = Console(width=width, force_terminal=True, file=io.StringIO(), _environ={})
     with Live(Plan.uniform(layers=6, width=768, heads=12), 2000, console) as display:
         display.restructured(LOOPED)
         display.update({"step": 100, "loss": 2.0, "left": 100.0})
     assert isinstance(console.file, io.StringIO)
-    assert ("1:40 left  L5:h0,h3 x1" in console.file.getvalue()) == shown
-    assert "loss 2.0000" in console.file.getvalue()
+    rows = [row.rstrip() for row in re.split(r"[\r\n]+", ESCAPES.sub("", console.file.getvalue()).rstrip())]
+    assert all(len(row) <= width for row in rows)
+    if beside:
+        assert rows[-1].endswith("loss 2.0000  1:40 left  L5:h0,h3 x1")
+    else:
+        assert re.fullmatch(r"[━╸╺ ]{12} +100/2000 loss 2\.0000(  1:40 left)?", rows[-2])
+        assert rows[-1].strip() == "L5:h0,h3 x1"
+
+
+def test_loops_that_are_wider_than_the_display_are_cut() -> None:
+    plan = Plan.uniform(layers=6, width=768, heads=12)
+    for layer in range(6):
+        plan = LoopHeads(layer, (0, 3, 7, 11), 3).apply(plan)
+    console = Console(width=60, force_terminal=True, file=io.StringIO(), _environ={})
+    with Live(plan, 2000, console) as display:
+        display.update({"step": 100, "loss": 2.0, "left": 100.0})
+    assert isinstance(console.file, io.StringIO)
+    rows = [row.rstrip() for row in re.split(r"[\r\n]+", ESCAPES.sub("", console.file.getvalue()).rstrip())]
+    assert "loss 2.0000  1:40 left" in rows[-2]
+    assert describe_loops(plan).startswith(rows[-1].strip())
+    assert len(rows[-1].strip()) > 30
 
 
 def test_decisions_and_loops_are_told_while_a_model_trains(
@@ -498,7 +642,7 @@ def test_decisions_and_loops_are_told_while_a_model_trains(
     assert f"heads 2x1 4x3, looped L3:{first} x1\n" in text  # as it is resumed
     assert re.search(rf"step {STEPS}/{STEPS} .*  L3:{first} x1 L2:{second} x1 L1:{third} x1\n", text)
     assert "step 11: layer 2 now loops heads " in text
-    assert "step 21: growth has ended (3 layers have grown, and none " in text
+    assert "step 21: growth has ended (3 layers have grown, and none of these that is on the shortlist " in text
     told = [describe_growth(entry) for entry in decisions(source)]
     for entry, line in zip(decisions(source)[1:], told[1:], strict=True):
         assert f"step {entry['step']}: {line}\n" in text
@@ -525,8 +669,29 @@ def test_a_window_without_a_decision_and_loops_that_are_too_strong_are_told(
     assert actions(troubled) == [(2, "wait", None), (5, "add", 3), (8, "add", 2), (11, "fix", None)]
     text = capsys.readouterr().out
     assert "step 2: no growth (an entropy is not finite: no decision in this window)\n" in text
-    warning = "warning: the loop of layer {} adds more than the stream itself holds\n"
-    assert [text.count(warning.format(layer)) for layer in (1, 2, 3)] == [0, 1, 2]
+    assert WARNING.findall(text) == [("8", "3"), ("11", "2")]  # once each, the first time it is seen
+
+
+@pytest.mark.parametrize("size", [1.5, math.nan, math.inf])
+def test_loops_that_are_too_strong_are_told_by_observations_too(
+    size: float, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Between decisions, and where there are none; also if there is no telling how strong they are."""
+
+    def read(model: Decoder, tokens: Tensor, gauge: EntropyGauge) -> HeadReadings:
+        readings = read_heads(model, tokens, gauge)
+        sizes = {key: torch.tensor(size if key == (3, 2) else 0.5) for key in readings.updates}
+        return HeadReadings(readings.entropy, sizes)
+
+    monkeypatch.setattr(grower, "read_heads", read)
+    observed = {"growth__observe": True, "growth__observe_every": 1}
+    changes = {"growth__layers": [1, 3], "growth__heads": "all", "growth__passes": 2, **observed}
+    run = static(data, tmp_path / "run", **changes)
+    text = capsys.readouterr().out
+    assert WARNING.findall(text) == [("1", "3")]
+    last = size if math.isfinite(size) else None
+    found = [loop["update"] for entry in observations(run) for loop in entry["loops"]]
+    assert found == [[0.5, 0.5], [0.5, last]] * 3
 
 
 def test_what_is_not_finite_is_no_reason_to_write_a_log_that_only_python_reads(troubled: RunFolder) -> None:
@@ -551,6 +716,32 @@ def test_a_deeper_loop_and_a_window_without_a_decision_in_words() -> None:
     assert describe_growth(waited) == "no growth (?)"
 
 
+def test_a_published_birth_and_the_end_of_its_fade_in_words() -> None:
+    born: dict[str, Any] = {
+        "action": "add", "layer": 5, "heads": [0, 3], "passes": 1, "rule": "why", "shortlist": [5, 1], "birth": "paper",
+    }  # fmt: skip
+    assert describe_growth(born) == "layer 5 now loops all heads, 0, 3 to stay (why; shortlist [5, 1])"
+    assert describe_growth({**born, "birth": "gate"}) == "layer 5 now loops heads 0, 3 (why; shortlist [5, 1])"
+    faded = {"action": "fade", "layer": 5, "heads": [0, 3], "passes": 1, "rule": "why", "shortlist": []}
+    assert describe_growth(faded) == "layer 5 now loops heads 0, 3 only (why)"
+    deeper = {**born, "action": "deepen", "passes": 2}
+    assert describe_growth(deeper) == "layer 5 now loops heads 0, 3 in 2 passes (why; shortlist [5, 1])"
+
+
+def test_the_end_of_a_fade_is_told_and_recorded(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    changes = {"growth__birth": "paper", "growth__observe": False, "growth__max_layers": 1}
+    run = trained(data, tmp_path / "run", **{**GROWING, **SHORT, **changes})
+    assert actions(run) == [(2, "add", 3), (5, "fix", None), (5, "fade", 3)]
+    born, fixed, faded = decisions(run)
+    assert (born["birth"], fixed["birth"]) == ("paper", "paper")
+    assert faded["heads"] == born["heads"]
+    assert faded["plan"] == run.newest_plan.digest != born["plan"]
+    text, heads = capsys.readouterr().out, ", ".join(map(str, born["heads"]))
+    assert f"step 2: layer 3 now loops all heads, {heads} to stay (" in text
+    assert f"step 5: layer 3 now loops heads {heads} only (a window has passed since the birth)\n" in text
+    assert structure_of(run.path, Sgt(total_steps=100)) == run.newest_plan.loops
+
+
 # --- refusals --------------------------------------------------------------------------------------------------------
 
 
@@ -566,9 +757,11 @@ def test_a_deeper_loop_and_a_window_without_a_decision_in_words() -> None:
         ({"policy": "none", "layers": [1], "heads": "all"}, r"growth\.policy = 'none': must be sgt for growth\.layers"),
         ({"policy": "none", "like": "run"}, r"growth\.policy = 'none': must be sgt"),
         ({"observe_every": -1}, r"growth\.observe_every = -1: must be 0 or above"),
-        ({"start": STEPS}, rf"growth\.start = {STEPS}\.0: is not before the end of the run, {STEPS} updates"),
-        ({"start": 1e6}, r"growth\.start = 1000000\.0: is not before the end"),
-        ({"window": 0}, r"growth\.window = 0\.0: must be above 0"),
+        ({"start": STEPS}, rf"growth\.start = {STEPS}\.0: leaves no time to grow: .* after {STEPS} updates, a new"),
+        ({"start": 1e6}, r"growth\.start = 1000000\.0: leaves no time to grow"),
+        ({"window": STEPS}, rf"growth\.start = 6\.0: leaves .* a new pass needs {STEPS} to settle, and .* has {STEPS}"),
+        ({"window": 0}, r"growth\.window = 0\.0: must be a part of the run above 0 and below 1, or whole updates"),
+        ({"window": 2.5}, r"growth\.window = 2\.5: must be a part of the run above 0 and below 1, or whole updates"),
         ({"beta": 1}, r"growth\.beta = 1\.0: must be from 0 to below 1"),
         ({"passes": 0}, r"growth\.passes = 0: must be an integer of at least 1"),
         ({"heads": "most"}, r"growth\.heads = 'most': must be one of high, low, random, all"),
@@ -579,10 +772,21 @@ def test_a_deeper_loop_and_a_window_without_a_decision_in_words() -> None:
         ({"rows": 0}, r"growth\.rows = 0: must be at least 1"),
         ({"probe": "all"}, r"growth\.probe = 'all': must be one of rows, fused"),
         ({"policy": "none", "rows": 0}, r"growth\.rows = 0: must be at least 1"),
-        ({"heads_per_layer": 5}, r"growth\.heads_per_layer = 5: must be at most 4"),
-        ({"excluded": [0, 4]}, r"growth\.excluded = .*4"),
+        ({"policy": "none", "beta": 1}, r"growth\.beta = 1\.0: must be from 0 to below 1"),
+        ({"policy": "none", "shortlist": 0}, r"growth\.shortlist = 0: must be an integer of at least 1"),
+        (
+            {"heads_per_layer": 5},
+            r"growth\.heads_per_layer = 5: must be at most 4, the heads of the layer that has most",
+        ),
+        ({"excluded": [0, 4]}, r"growth\.excluded = 4: must be in 0\.\.3"),
         ({"excluded": [0, 1, 2, 3]}, r"growth\.excluded = .*leaves no layer"),
-        ({"layers": [1, 4], "heads": "all"}, r"growth\.layers = .*4"),
+        ({"layers": [1, 4], "heads": "all"}, r"growth\.layers = 4: must be in 0\.\.3"),
+        ({"layers": [1, 1], "heads": "all"}, r"growth\.layers = \(1, 1\): must be distinct"),
+        ({"layers": [1, 1], "unit": "block"}, r"growth\.layers = \(1, 1\): must be distinct"),
+        (
+            {"layers": [0, 1], "heads": "random", "heads_per_layer": 3},
+            r"growth\.heads_per_layer = 3: must be at most 2, the heads of layer 0",
+        ),
     ],
 )
 def test_a_mistake_in_the_growth_section_is_named_before_anything_is_written(
@@ -592,6 +796,15 @@ def test_a_mistake_in_the_growth_section_is_named_before_anything_is_written(
     with pytest.raises(InputError, match=message):
         train(tiny_config(data, **{**GROWING, **named}), tmp_path / "run")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("changes", [GROWING, VANILLA, {**GROWING, "growth__observe": False}])
+def test_one_token_has_no_entropy(changes: dict[str, Any], data: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"model\.context = 1: must be at least 2: one token has no entropy"):
+        train(tiny_config(data, **{**changes, "model__context": 1}), tmp_path / "run")
+    assert list(tmp_path.iterdir()) == []
+    brief = {**VANILLA, **BRIEF, "model__context": 1}
+    assert trained(data, tmp_path / "plain", **brief).plan.context == 1  # without growth it is enough
 
 
 def test_the_run_to_be_like_says_how_many_heads_are_looped(grown: Runs, data: Path, tmp_path: Path) -> None:
@@ -617,6 +830,43 @@ def test_growth_may_not_change_on_resume(grown: Runs, data: Path, tmp_path: Path
     for name, value in (("growth__window", 7), ("growth__observe", False), ("growth__passes", 2)):
         with pytest.raises(InputError, match=rf"{name.replace('__', '.')} = .*the run began with"):
             resume(run.path, tiny_config(data, **{**GROWING, name: value}))
+
+
+def test_the_run_to_be_like_may_move_or_vanish_before_a_resume(grown: Runs, data: Path, tmp_path: Path) -> None:
+    """What was taken from it is in the run."""
+    source = copy_run(grown("gate"), tmp_path / "source")
+    changes = {**GROWING, **BRIEF, "growth__like": str(source.path)}
+    run = trained(data, tmp_path / "run", **changes)
+    whole = copy_run(run, tmp_path / "whole")
+    interrupted = copy_run(run, tmp_path / "again", last=2)
+    moved = source.path.rename(tmp_path / "moved")
+    resume(interrupted.path)
+    assert_equal_runs(interrupted, whole)
+    interrupted = copy_run(run, tmp_path / "once more", last=2)
+    resume(interrupted.path, tiny_config(data, **{**changes, "growth__like": str(moved)}))
+    assert_equal_runs(interrupted, whole)
+    assert interrupted.config.growth.like == str(moved)
+
+
+# --- Prism plans -----------------------------------------------------------------------------------------------------
+
+
+def test_a_prism_model_grows_where_it_has_heads_enough(data: Path, tmp_path: Path) -> None:
+    """configs/demo.toml in small, whose second layer has a single head."""
+    demo = load_config(Path(__file__).parents[2] / "configs" / "demo.toml")
+    assert demo.model.build(320).heads[:2] == (1, 1)
+    values = {
+        **flatten(demo), "data.path": str(data), "model.width": 32, "model.dims": [32, 16, 8], "model.context": 32,
+        "train.steps": 18, "train.batch_size": 4, "train.device": "cpu", "eval.every": 0, "checkpoint.every": 0,
+        "growth.policy": "sgt", "growth.start": 2, "growth.window": 3, "growth.max_layers": 6, "growth.shortlist": 6,
+    }  # fmt: skip
+    train(build_config(values), tmp_path / "run")
+    run = RunFolder.open(tmp_path / "run")
+    enough = [layer for layer, heads in enumerate(run.plan.heads) if heads > 1]
+    assert run.plan.heads == demo.model.build(320).heads
+    assert [layer for _, action, layer in actions(run) if action == "add"] == enough[::-1]
+    assert all(set(entry["shortlist"]) == set(enough) for entry in decisions(run))
+    assert sorted(run.newest_plan.loops) == enough
 
 
 # --- two processes ---------------------------------------------------------------------------------------------------

@@ -11,10 +11,19 @@ import pytest
 import torch
 from torch import Tensor
 
+import meristem
+from meristem.growth import Sgt
 from meristem.model import Decoder
 from meristem.plan import Plan
 from meristem.training.gradients import Gradients
-from meristem.training.optimizer import OptimizerConfig, gradient_norm, guarded_update, learning_rate, make_optimizer
+from meristem.training.optimizer import (
+    OptimizerConfig,
+    gradient_norm,
+    guarded_update,
+    learning_rate,
+    make_optimizer,
+    parameter_groups,
+)
 
 from .helpers import CPU, final_tensors, metrics, trained
 
@@ -42,6 +51,25 @@ def test_decay_falls_on_matrices_only() -> None:
         name: 0.0 if "norm" in name else 0.3 for name, _ in model.named_parameters()
     }
     assert set(decay.values()) == {0.0, 0.3}
+
+
+def test_parameter_groups_serve_any_optimizer() -> None:
+    """Every parameter that is trained, once: matrices with decay, norms and gates without."""
+    assert meristem.parameter_groups is parameter_groups
+    model = Decoder(Sgt(total_steps=100).prepare(PLAN))
+    frozen = model.stack[0].feed_forward.down.weight.requires_grad_(False)
+    decayed, rest = parameter_groups(model, 0.3)
+    assert (decayed["weight_decay"], rest["weight_decay"]) == (0.3, 0.0)
+    assert all(p.dim() == 2 for p in decayed["params"])
+    assert any(p is model.gate_delta for p in rest["params"])
+    held = [id(p) for group in (decayed, rest) for p in group["params"]]
+    assert sorted(held) == sorted(id(p) for p in model.parameters() if p is not frozen)
+    sgd = torch.optim.SGD(parameter_groups(model, 0.3), lr=0.1)
+    assert [group["weight_decay"] for group in sgd.param_groups] == [0.3, 0.0]
+    own = make_optimizer(model, OptimizerConfig(weight_decay=0.3)).param_groups
+    assert [[id(p) for p in group["params"]] for group in own] == [
+        [id(p) for p in group["params"]] for group in (decayed, rest)
+    ]
 
 
 def test_decay_alone_shrinks_matrices_and_leaves_norms() -> None:
