@@ -32,6 +32,7 @@ from meristem.training.config import Config, build_config, flatten, load_config
 from meristem.training.loop import train
 from meristem.training.run import load_run
 
+KEPT = ("step", "action", "layer", "heads", "passes", "shortlist", "layer_entropy")  # of a growth event
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 
 
@@ -133,8 +134,7 @@ def run_one(
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu", "settings": flatten(config),
         "curve": [[entry["step"], entry["loss"]] for entry in metrics[:: max(1, len(metrics) // 60)]],
         "growth": [
-            {key: entry[key] for key in ("step", "action", "layer", "heads", "passes", "shortlist", "layer_entropy")}
-            for entry in events
+            {key: entry.get(key) for key in KEPT} for entry in events
         ],
     }  # fmt: skip
     shutil.rmtree(folder)
@@ -159,7 +159,7 @@ def table(results: list[dict[str, Any]]) -> str:
         per_seed = " ".join(f"{value:.4f}" for value in values)
         difference = "-" if arm == study.baseline else _difference(by_seed, base)
         extra = statistics.fmean(_flops(by_seed[s]) / _flops(base[s]) - 1 for s in by_seed if s in base)
-        speed = statistics.fmean(run["tokens_per_second"] for run in by_seed.values()) / 1e3
+        speed = statistics.fmean(run["tokens_per_second"] or math.nan for run in by_seed.values()) / 1e3
         seconds = statistics.fmean(run["seconds"] for run in by_seed.values())
         lines.append(
             f"| {arm} | {statistics.fmean(values):.4f} | {spread:.4f} | {per_seed} | {difference} "

@@ -101,7 +101,6 @@ def test_arms_of_growth_split_over_calls(
     assert any(line.startswith("- sgt K=1 minus static: ") for line in table)
 
 
-@pytest.mark.xfail(strict=True, raises=KeyError, reason="the end of a fade has no layer_entropy")
 def test_published_births_are_an_override_away(call: Call, tmp_path: Path) -> None:
     call("sgt", "sgt K=1", **{"growth.birth": "paper"})
     actions = [entry["action"] for entry in results(tmp_path)["sgt K=1", 0]["growth"]]

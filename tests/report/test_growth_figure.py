@@ -238,7 +238,6 @@ def test_entropies_that_are_not_finite_are_gaps() -> None:
             brightness(root, place, 100 + 30 + 2)
 
 
-@pytest.mark.xfail(strict=True, raises=TypeError, reason="only entropies may be null so far")
 def test_strengths_that_are_not_finite_spoil_no_picture() -> None:
     """As the grower writes them: null."""
     history = simulated(uniform(4), Sgt(total_steps=300, start=40, window=50, max_layers=1), 25)

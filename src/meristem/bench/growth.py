@@ -123,7 +123,7 @@ def measure_probe(
     def probed(tokens: Tensor, labels: Tensor) -> Tensor:
         loss = step(tokens, labels)
         with autocast(device):
-            read_heads(step.model, tokens[:: max(1, len(tokens) // SEQUENCES)], EntropyGauge())
+            read_heads(step.model, tokens[:: -(-len(tokens) // SEQUENCES)], EntropyGauge())
         return loss
 
     times: dict[str, list[float]] = {"plain": [], "probed": []}

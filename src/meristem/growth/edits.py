@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from meristem.growth.heads import Head, with_head, without_head
 from meristem.plan import Loop, Plan
 
 
@@ -32,4 +33,26 @@ class RepeatBlock:
         return plan.with_layer(self.layer, replace(plan.layer(self.layer), repeats=self.times))
 
 
-Edit = LoopHeads | RepeatBlock
+@dataclass(frozen=True, eq=False)
+class AddHead:
+    """Give a layer another head with these weights, as its last one."""
+
+    layer: int
+    head: Head
+
+    def apply(self, plan: Plan) -> Plan:
+        return plan.with_layer(self.layer, with_head(plan.layer(self.layer)))
+
+
+@dataclass(frozen=True)
+class RemoveHead:
+    """Take a head out of a layer."""
+
+    layer: int
+    head: int
+
+    def apply(self, plan: Plan) -> Plan:
+        return plan.with_layer(self.layer, without_head(plan.layer(self.layer), self.head))
+
+
+Edit = LoopHeads | RepeatBlock | AddHead | RemoveHead

@@ -202,7 +202,7 @@ class Grower:
     def load_state_dict(self, data: dict[str, Any]) -> None:
         """Go on from a state; the model is given the structure that belongs to it."""
         mine, theirs = self._rule, data["rule"]
-        for name in mine.keys() | theirs.keys():
+        for name in {**mine, **theirs}:
             if mine.get(name) != theirs.get(name):
                 raise InputError(f"policy.{name}", mine.get(name), f"must be {theirs.get(name)!r}, as in the state")
         self.done, self.state = data["done"], SgtState.from_dict(data["policy"])

@@ -116,8 +116,9 @@ class Decoder(nn.Module):
         for index, (block, new, old) in enumerate(zip(self.stack, plan.layers, self.plan.layers, strict=True)):
             if new != old:
                 block.attention.restructure(new)
-                if self.gate_ramp is not None:  # a pass that was not there begins without strength
-                    self.gate_ramp[index, 0 if old.loop is None else old.loop.passes :] = 0
+                if self.gate_ramp is not None:  # a pass that was not there, over these heads, begins without strength
+                    same = old.loop is not None and new.loop is not None and old.loop.heads == new.loop.heads
+                    self.gate_ramp[index, old.loop.passes if same and old.loop is not None else 0 :] = 0
         self.plan = plan
 
     @property

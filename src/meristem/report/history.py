@@ -107,8 +107,9 @@ class History:
             for loop in entry.get("loops", ()):
                 if loop["layer"] == layer and loop["passes"] >= number and loop["gates"] is not None:
                     gates = dict(zip(loop["heads"], loop["gates"][number - 1], strict=True))
-                    seen = sum(gates[head] for head in heads) / len(heads)
-                    added[entry["step"]] = seen - given(entry["step"])
+                    seen = _mean([gates[head] for head in heads])
+                    if math.isfinite(seen):
+                        added[entry["step"]] = seen - given(entry["step"])
         corners = {step for step in (birth + window, self.last_step) if birth <= step <= self.last_step}
         added |= {step: _between(added, step) for step in corners - added.keys()}
         return [(step, given(step) + value) for step, value in sorted(added.items())]

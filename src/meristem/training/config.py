@@ -138,6 +138,8 @@ class GrowthConfig:
             )  # fmt: skip
         if self.policy == "none" and (static or self.unit == "block"):
             raise InputError("growth.policy", self.policy, "must be sgt for growth.layers, growth.like or growth.unit")
+        if self.start < 1 and self.window < 1 < self.start + self.window:
+            raise InputError("growth.start", self.start, f"and growth.window = {self.window} are more than the run")
         self.sgt(10**12)  # refuses bad values; whether there is time to grow is seen when the run's length is known
 
     def sgt(self, steps: int) -> Sgt:

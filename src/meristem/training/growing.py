@@ -15,6 +15,8 @@ from meristem.plan import Loop, Plan
 from meristem.training.config import Config, GrowthConfig, in_growth
 from meristem.training.run import RunFolder
 
+ENDLESS = 10**12  # updates: a structure that does not grow needs no time for it
+
 
 def starting_plan(config: Config, plan: Plan) -> Plan:
     """The plan a run begins with: room for what will grow, and what is there from the start."""
@@ -29,30 +31,70 @@ def starting_plan(config: Config, plan: Plan) -> Plan:
         if not 0 <= layer < len(plan.layers):
             raise InputError("growth.layers", layer, f"must be in 0..{len(plan.layers) - 1}")
     try:
-        policy = growth.sgt(config.train.steps)
         if growth.like is not None:
-            return _like(plan, growth, policy)
+            return _like(plan, growth, Path(growth.like))
         if growth.unit == "block":
             return BlockLoop(growth.layers, growth.passes).prepare(plan)
         if growth.layers:
+            policy = growth.sgt(ENDLESS)
             chosen = {layer: policy.chosen_heads(layer, [0.0] * plan.layers[layer].heads) for layer in growth.layers}
             return policy.looped(plan, {layer: Loop(heads, growth.passes) for layer, heads in chosen.items()})
-        return policy.prepare(plan)
+        return growth.sgt(config.train.steps).prepare(plan)
     except InputError as error:
         raise in_growth(error) from None
 
 
-def _like(plan: Plan, growth: GrowthConfig, policy: Sgt) -> Plan:
-    """The plan with what another run grew."""
-    assert growth.like is not None
-    loops = structure_of(Path(growth.like), policy)
+def _like(plan: Plan, growth: GrowthConfig, source: Path) -> Plan:
+    """The plan with the loops of another run or of a plan file, or with repeats in the same layers."""
+    policy = growth.sgt(ENDLESS)
     try:
         if growth.unit == "block":
-            return BlockLoop(tuple(loops), growth.passes).prepare(plan)
-        return policy.looped(plan, loops)
+            return BlockLoop(_layers(source, policy), growth.passes).prepare(plan)
+        return policy.looped(plan, structure_of(source, policy))
     except InputError as error:
         expected = f"does not fit this model: {error.field} = {error.value!r} {error.expected}"
-        raise InputError("like", growth.like, expected) from None
+        raise InputError("like", str(source), expected) from None
+
+
+def structure_of(source: Path, policy: Sgt) -> dict[int, Loop]:
+    """The loops of a plan file or of a run that has ended; of an observed run, those its last entropies point to.
+
+    Where `policy` asks for other heads than those of high entropy, these are chosen among the same layers.
+    """
+    plan, entropies = _structure(source)
+    if plan.loops and policy.heads == "high":
+        return plan.loops
+    if entropies is None:
+        raise RunError(f"{source}: has no loops of high-entropy heads and no recorded entropies to take after")
+    passes = {layer: loop.passes for layer, loop in plan.loops.items()}
+    return {
+        layer: Loop(policy.chosen_heads(layer, entropies[layer]), passes.get(layer, policy.passes))
+        for layer in _layers(source, policy)
+    }
+
+
+def _layers(source: Path, policy: Sgt) -> tuple[int, ...]:
+    """The layers in which something is run again, or those that the last entropies point to."""
+    plan, entropies = _structure(source)
+    layers = tuple(index for index, layer in enumerate(plan.layers) if layer.run_again)
+    if not layers and entropies is not None:
+        layers = steady_layers(entropies, policy)
+    if not layers:
+        raise RunError(f"{source}: has nothing to take after: no loops, and no entropies that point to a layer")
+    return layers
+
+
+def _structure(source: Path) -> tuple[Plan, list[list[float]] | None]:
+    """The plan of a plan file or of a run that has ended, and the run's newest entropies that were all finite."""
+    if source.is_file():
+        return Plan.load(source), None
+    folder = RunFolder.open(source)
+    if folder.newest_step < folder.config.train.steps:
+        raise RunError(f"{source}: has not ended yet (step {folder.newest_step}); growth.like takes finished runs")
+    logs = (folder.events, folder.entropy)
+    readings = [entry for log in logs for entry in folder.read(log) if "head_entropy" in entry]
+    whole = [entry for entry in readings if all(v is not None for layer in entry["head_entropy"] for v in layer)]
+    return folder.newest_plan, max(whole, key=lambda entry: entry["step"])["head_entropy"] if whole else None
 
 
 def make_grower(config: Config, model: Decoder, optimizer: torch.optim.Optimizer, start: Plan) -> Grower | None:
@@ -64,35 +106,3 @@ def make_grower(config: Config, model: Decoder, optimizer: torch.optim.Optimizer
     every = (growth.observe_every or max(1, config.train.steps // 100)) if growth.observe else 0
     gauge = EntropyGauge(growth.rows, growth.probe)
     return Grower(model, optimizer, policy, gauge=gauge, observe_every=every)
-
-
-def structure_of(source: Path, policy: Sgt) -> dict[int, Loop]:
-    """The loops of a plan file or of a run that has ended; of an observed run, those its last entropies point to.
-
-    Where `policy` asks for other heads than those of high entropy, these are chosen among the same layers.
-    """
-    if source.is_file():
-        plan, entropies = Plan.load(source), None
-    else:
-        folder = RunFolder.open(source)
-        plan, entropies = folder.newest_plan, _last_entropies(folder)
-        if folder.newest_step < folder.config.train.steps:
-            raise RunError(f"{source}: has not ended yet (step {folder.newest_step}); growth.like takes finished runs")
-    if plan.loops and policy.heads == "high":
-        return plan.loops
-    if entropies is None:
-        raise RunError(f"{source}: has no loops of high-entropy heads and no recorded entropies to take after")
-    layers = [index for index, layer in enumerate(plan.layers) if layer.loop is not None or layer.repeats]
-    passes = {layer: loop.passes for layer, loop in plan.loops.items()}
-    return {
-        layer: Loop(policy.chosen_heads(layer, entropies[layer]), passes.get(layer, policy.passes))
-        for layer in layers or steady_layers(entropies, policy)
-    }
-
-
-def _last_entropies(folder: RunFolder) -> list[list[float]] | None:
-    """The newest reading in which every entropy was finite."""
-    logs = (folder.events, folder.entropy)
-    readings = [entry for log in logs for entry in folder.read(log) if "head_entropy" in entry]
-    whole = [entry for entry in readings if all(v is not None for layer in entry["head_entropy"] for v in layer)]
-    return max(whole, key=lambda entry: entry["step"])["head_entropy"] if whole else None

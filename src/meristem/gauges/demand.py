@@ -1,0 +1,181 @@
+"""What the task still asks of attention: the steepest descent of the loss over all heads that could be added.
+
+A new head that begins with no output changes the loss at first order along every pair of a score form M (which token
+looks at which) and an output map W. The gauge follows the best such pair of low rank while the model trains. It sees a
+layer's normed input x and the gradient of the loss by what its attention adds to the stream: with too few heads a
+further one can follow that gradient, and where the present heads suffice none can.
+
+All layers are followed together, in tensors whose first dimension is the layer. The work is matrix products, and
+Cholesky factors as small as a head; nothing is read back from the device between decisions.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+MEMORY = 0.9  # of the followed matrices and of the sums that a decision reads
+COVARIANCE_MEMORY = 0.95
+SWEEPS = 2  # of alternating between score form and output map, per feed
+FLOOR = 1e-4  # of the covariance's largest entry, added to its diagonal
+FIRST_WHITENING, WHITENING = 40, 2  # steps towards a whitening matrix: from nothing, and from the last one
+
+
+@dataclass(frozen=True)
+class DemandReading:
+    """Of one layer: how sure the demand is (mean over standard error), and the fall of the loss along a unit head."""
+
+    certainty: float
+    slope: float
+
+
+class DemandGauge:
+    """Follows the demand of `layers` layers of `width` for heads of `head_dim`."""
+
+    def __init__(
+        self,
+        layers: int,
+        width: int,
+        head_dim: int,
+        *,
+        seed: int = 0,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        self.layers, self.width, self.head_dim = layers, width, head_dim
+        self.place: dict[str, Any] = {"device": torch.device(device), "dtype": dtype}
+        self.generator = torch.Generator().manual_seed(seed)
+        self.covariance: Tensor | None = None  # (layers, d, d)
+        self.mean = self.whitener = torch.empty(0)
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget what was demanded, as after a birth; what is known of the inputs stays."""
+        self.scores = _LowRank(self.layers, self.width, self.head_dim, self.generator, self.place)
+        self.outputs = _LowRank(self.layers, self.width, self.head_dim, self.generator, self.place)
+        self.sums = torch.zeros(4, self.layers, **self.place)  # of gains, their variance, responses, sequences
+        self.feeds = 0
+
+    @torch.no_grad()
+    def feed(self, inputs: Tensor, gradients: Tensor, allowed: Tensor) -> None:
+        """Take in a batch: normed inputs and gradients by the attention's output, each (layers, B, T, d).
+
+        Gradients are those of the mean loss times the number of its tokens. `allowed` (T, T) or (B, T, T) says which
+        tokens (columns) each token (row) may look at; rows of padding are empty.
+        """
+        inputs, gradients, allowed = (part.to(**self.place) for part in (inputs, gradients, allowed))
+        real = allowed.sum(-1) > 0  # (T,) or (B, T)
+        x = self._whitened(inputs, real.expand(inputs.shape[1], -1))
+        if self.feeds:
+            self._test(x, gradients, allowed)
+        for _ in range(SWEEPS):
+            responses = self._responses(x, allowed)
+            self.outputs.add(-gradients.flatten(1, 2).mT @ responses.flatten(1, 2) / inputs.shape[1])
+            wanted = -(gradients @ self.outputs.left_core[:, None]) @ (x @ self.outputs.right[:, None]).mT
+            self.scores.add((x.mT @ (_centred(wanted, allowed) @ x)).sum(1) / inputs.shape[1])
+        self.feeds += 1
+
+    def readings(self) -> list[DemandReading]:
+        """The demand of every layer, from the feeds since the last reset, the recent ones most."""
+        if self.feeds < 2:
+            return [DemandReading(0.0, 0.0)] * self.layers
+        gain, variance, size, count = self.sums.double().cpu()
+        mean = gain / count
+        certainty = mean / (variance / count / count).clamp(min=1e-300).sqrt()
+        slope = mean / (size / count).clamp(min=1e-300).sqrt()
+        return [DemandReading(z, g) for z, g in zip(certainty.tolist(), slope.tolist(), strict=True)]
+
+    def directions(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Query and key projections (e, d) of the head that is asked for, each of Frobenius norm sqrt(e)."""
+        assert self.covariance is not None
+        left, values, right = torch.linalg.svd(self.scores.core[layer])
+        root = values.sqrt()
+        query = self.whitener[layer] @ (self.scores.left[layer] @ left * root)
+        key = self.whitener[layer] @ (self.scores.right[layer] @ right.mT * root)
+        size = math.sqrt(self.head_dim)
+        return (query * size / query.norm()).T, (key * size / key.norm()).T
+
+    def _test(self, x: Tensor, gradients: Tensor, allowed: Tensor) -> None:
+        """How much the head followed so far would gain on this batch, which it has not seen yet."""
+        responses = self._responses(x, allowed)
+        written = (responses @ self.outputs.right[:, None]) @ self.outputs.left_core.mT[:, None]
+        gains = -(gradients * written).sum((2, 3))
+        spread = (gains - gains.mean(1, keepdim=True)).square().sum(1)
+        count = torch.full_like(spread, gains.shape[1])
+        self.sums = MEMORY * self.sums + torch.stack((gains.sum(1), spread, written.square().sum((1, 2, 3)), count))
+
+    def _responses(self, x: Tensor, allowed: Tensor) -> Tensor:
+        """What a head with these scores would bring together, to first order around even attention."""
+        scores = (x @ self.scores.left_core[:, None]) @ (x @ self.scores.right[:, None]).mT
+        return _centred(scores, allowed) @ x
+
+    def _whitened(self, inputs: Tensor, real: Tensor) -> Tensor:
+        """Inputs with their mean taken away and their directions made equally strong, 0 where there is no token."""
+        weight = real.to(inputs)[None, :, :, None]
+        count = weight.sum()
+        mean = (inputs * weight).sum((1, 2), keepdim=True) / count
+        centred = (inputs - mean) * weight
+        flat = centred.flatten(1, 2)
+        covariance = flat.mT @ flat / count
+        steps = WHITENING
+        if self.covariance is None:
+            self.covariance, self.mean, steps = covariance, mean, FIRST_WHITENING
+            trace = covariance.diagonal(dim1=1, dim2=2).sum(-1)
+            # Starts below the inverse root of every eigenvalue, from where the iteration converges.
+            self.whitener = torch.eye(self.width, **self.place) / trace.sqrt()[:, None, None]
+        else:
+            self.covariance = COVARIANCE_MEMORY * self.covariance + (1 - COVARIANCE_MEMORY) * covariance
+            self.mean = COVARIANCE_MEMORY * self.mean + (1 - COVARIANCE_MEMORY) * mean
+        eye = torch.eye(self.width, **self.place)
+        floor = FLOOR * self.covariance.diagonal(dim1=1, dim2=2).amax(-1)[:, None, None]
+        for _ in range(steps):
+            # Polar iteration of covariance^(1/2) @ whitener, which ends where that is orthogonal.
+            product = self.whitener.mT @ (self.covariance + floor * eye) @ self.whitener
+            self.whitener = 0.5 * self.whitener @ (3 * eye - product)
+        return ((inputs - self.mean) * weight) @ self.whitener[:, None]
+
+
+class _LowRank:
+    """The best low-rank part, of unit size, of slowly changing matrices (layers, d, d): left @ core @ right.T.
+
+    Followed by subspace iteration that goes on from where it was.
+    """
+
+    def __init__(self, layers: int, width: int, rank: int, generator: torch.Generator, place: dict[str, Any]) -> None:
+        self.total = torch.zeros(layers, width, width, **place)
+        start = torch.randn(2, layers, width, rank, generator=generator).to(**place)
+        self.left, self.right = _orthonormal(start[0]), _orthonormal(start[1])
+        self.core = torch.eye(rank, **place).expand(layers, rank, rank) / math.sqrt(rank)
+
+    @property
+    def left_core(self) -> Tensor:
+        return self.left @ self.core
+
+    def add(self, new: Tensor) -> None:
+        self.total = MEMORY * self.total + (1 - MEMORY) * new
+        self.left = _orthonormal(self.total @ self.right)
+        self.right = _orthonormal(self.total.mT @ self.left)
+        core = self.left.mT @ self.total @ self.right
+        self.core = core / core.norm(dim=(1, 2), keepdim=True).clamp(min=1e-30)
+
+
+def _orthonormal(columns: Tensor) -> Tensor:
+    """An orthonormal basis of the columns, (layers, d, k): two rounds of Cholesky's factors of their inner products."""
+    for _ in range(2):
+        inner = columns.mT @ columns
+        eye = torch.eye(inner.shape[-1], device=columns.device, dtype=columns.dtype)
+        slack = 1e-7 * inner.diagonal(dim1=1, dim2=2).mean(-1)[:, None, None] + 1e-30
+        factor, _ = torch.linalg.cholesky_ex(inner + slack * eye)
+        columns = torch.linalg.solve_triangular(factor, columns.mT, upper=False).mT
+    return columns
+
+
+def _centred(scores: Tensor, allowed: Tensor) -> Tensor:
+    """The change of a softmax around even attention: scores minus their row's mean, over the number of tokens seen."""
+    count = allowed.sum(-1, keepdim=True).clamp(min=1)
+    mean = (scores * allowed).sum(-1, keepdim=True) / count
+    return (scores - mean) * allowed / count

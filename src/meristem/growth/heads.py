@@ -1,0 +1,107 @@
+"""Adding and removing heads: pure maps on a layer's plan, on its two weights and on everything shaped like them.
+
+The rows of `qkv` are the queries, keys and values of a layer, head by head; the columns of `out` belong to the heads.
+An optimizer's moments have the same shapes, so the same maps serve them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from meristem.errors import InputError
+from meristem.plan import LayerPlan
+
+
+class Head(NamedTuple):
+    """The slices of one head: queries, keys and values (e, d), and what writes to the stream, (d, e).
+
+    Keys and values are None for a head that shares those of others.
+    """
+
+    query: Tensor
+    key: Tensor | None
+    value: Tensor | None
+    out: Tensor
+
+    def combined(self, other: Head, join: Callable[[Tensor, Tensor], Tensor]) -> Head:
+        """Slice by slice from this head and another."""
+        key = None if self.key is None or other.key is None else join(self.key, other.key)
+        value = None if self.value is None or other.value is None else join(self.value, other.value)
+        return Head(join(self.query, other.query), key, value, join(self.out, other.out))
+
+
+def with_head(layer: LayerPlan) -> LayerPlan:
+    """The layer with one head more, which has its own keys and values unless all heads share one pair."""
+    _check_groups(layer)
+    shared = layer.heads != layer.kv_heads
+    return replace(layer, heads=layer.heads + 1, kv_heads=layer.kv_heads + (0 if shared else 1))
+
+
+def without_head(layer: LayerPlan, head: int) -> LayerPlan:
+    """The layer with one head less."""
+    _check_groups(layer)
+    if not 0 <= head < layer.heads:
+        raise InputError("head", head, f"must be in 0..{layer.heads - 1}")
+    if layer.heads == 1:
+        raise InputError("head", head, "is the last one of its layer and has to stay")
+    if layer.loop is not None:
+        raise InputError("head", head, f"cannot leave a layer whose heads {list(layer.loop.heads)} are looped")
+    shared = layer.heads != layer.kv_heads
+    return replace(layer, heads=layer.heads - 1, kv_heads=layer.kv_heads - (0 if shared else 1))
+
+
+def head_of(layer: LayerPlan, qkv: Tensor, out: Tensor, head: int) -> Head:
+    """The slices of one head."""
+    e, queries, keys = layer.head_dim, layer.query_width, layer.kv_width
+    rows = slice(head * e, (head + 1) * e)
+    if layer.heads != layer.kv_heads:
+        return Head(qkv[rows], None, None, out[:, rows])
+    return Head(qkv[rows], qkv[queries:][rows], qkv[queries + keys :][rows], out[:, rows])
+
+
+def insert_head(layer: LayerPlan, qkv: Tensor, out: Tensor, head: Head) -> tuple[Tensor, Tensor]:
+    """Both weights with the head as the last one of the layer."""
+    queries, keys, values = qkv.split((layer.query_width, layer.kv_width, layer.kv_width))
+    parts = [queries, head.query, keys, head.key, values, head.value]
+    return torch.cat([part for part in parts if part is not None]), torch.cat((out, head.out), dim=1)
+
+
+def drop_head(layer: LayerPlan, qkv: Tensor, out: Tensor, head: int) -> tuple[Tensor, Tensor]:
+    """Both weights without a head."""
+    e = layer.head_dim
+    queries, keys, values = qkv.split((layer.query_width, layer.kv_width, layer.kv_width))
+    shared = layer.heads != layer.kv_heads
+    kept = [_without(queries, head, e), *(part if shared else _without(part, head, e) for part in (keys, values))]
+    return torch.cat(kept), _without(out.T, head, e).T.contiguous()
+
+
+def mean_head(layer: LayerPlan, qkv: Tensor, out: Tensor) -> Head:
+    """The average of the layer's heads: what a newborn one is given as its second moment."""
+    total = empty_head(layer, qkv, out)
+    for index in range(layer.heads):
+        head = head_of(layer, qkv, out, index)
+        total = total.combined(head, torch.add)
+    return total.combined(total, lambda part, _: part / layer.heads)
+
+
+def empty_head(layer: LayerPlan, qkv: Tensor, out: Tensor) -> Head:
+    """A head of zeros."""
+    head = head_of(layer, qkv, out, 0)
+    return head.combined(head, lambda part, _: torch.zeros_like(part))
+
+
+def _without(rows: Tensor, head: int, dim: int) -> Tensor:
+    return torch.cat((rows[: head * dim], rows[(head + 1) * dim :]))
+
+
+def _check_groups(layer: LayerPlan) -> None:
+    if layer.kv_heads not in (1, layer.heads):
+        raise InputError(
+            "kv_heads", layer.kv_heads,
+            f"must be 1 or {layer.heads} for heads to come and go: all share keys and values, or each has its own",
+        )  # fmt: skip

@@ -1,0 +1,148 @@
+"""INCRT by demand: heads are born while the task asks for them, and leave when they have become redundant.
+
+The policy is a pure state machine. A decision takes the demand of every layer and the training loss, and gives the next
+state with at most one birth in the whole network. Hits in a row, a cool-down, a test that the loss is not falling by
+itself, and a threshold that doubles in a layer where a head had to go again keep it from running in circles.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from meristem.errors import InputError
+from meristem.gauges.demand import DemandReading
+
+
+@dataclass(frozen=True)
+class LayerDemand:
+    """Of a layer: its largest slope so far, hits in a row, the last slope, and how strict it has become."""
+
+    largest: float = 0.0
+    hits: int = 0
+    last: float = 0.0
+    strictness: float = 1.0  # doubles when a head that was born here is removed
+
+
+@dataclass(frozen=True)
+class IncrtState:
+    """Where the policy stands; `losses` are (updates done, smoothed loss) of the decisions within a cool-down."""
+
+    layers: tuple[LayerDemand, ...]
+    last_change: int = 0
+    losses: tuple[tuple[int, float], ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> IncrtState:
+        layers = tuple(LayerDemand(**layer) for layer in data["layers"])
+        return cls(layers, data["last_change"], tuple((done, loss) for done, loss in data["losses"]))
+
+
+@dataclass(frozen=True)
+class DemandDecision:
+    """The next state; the layer that is given a head, if any; and for every layer why it was not."""
+
+    state: IncrtState
+    layer: int | None
+    rules: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Incrt:
+    """When heads are born. Times are updates."""
+
+    layers: int
+    feed_every: int = 5
+    decide_every: int = 50
+    cool_down: int = 200  # between two changes of the structure, anywhere in the network
+    warm_up: int = 300  # before the first
+    last_birth: int = 10**12  # none after this, as when the learning rate decays: there would be no time to learn
+    certainty: float = 4.0  # the demand must be this many standard errors above zero
+    share: float = 0.1  # and this share of its largest value in the layer
+    steady: float = 0.8  # and not be falling by itself: at least this share of the value before
+    plateau: float = 0.25  # births wait while the loss falls by this share within a cool-down
+    hits: int = 2  # decisions in a row
+    feeds: int = 5  # that the gauge must have seen since the last change
+
+    def __post_init__(self) -> None:
+        for field in ("layers", "feed_every", "decide_every", "cool_down", "hits", "feeds"):
+            if getattr(self, field) < 1:
+                raise InputError(field, getattr(self, field), "must be at least 1")
+        for field in ("share", "plateau"):
+            if not 0 < getattr(self, field) <= 1:
+                raise InputError(field, getattr(self, field), "must be above 0 and at most 1")
+
+    @property
+    def start(self) -> IncrtState:
+        return IncrtState((LayerDemand(),) * self.layers)
+
+    def calibrated(self, state: IncrtState, readings: Sequence[DemandReading]) -> IncrtState:
+        """With the demand that was measured while the attention of the model had no output."""
+        layers = tuple(
+            replace(layer, largest=max(layer.largest, reading.slope if reading.certainty > self.certainty else 0.0))
+            for layer, reading in zip(state.layers, readings, strict=True)
+        )
+        return replace(state, layers=layers)
+
+    def decide(
+        self, state: IncrtState, done: int, readings: Sequence[DemandReading], loss: float, feeds: int
+    ) -> DemandDecision:
+        """After `done` updates, `feeds` of which the gauge has seen since the last change; `loss` is smoothed."""
+        state = self.calibrated(state, readings)
+        judged = [self._judge(layer, reading) for layer, reading in zip(state.layers, readings, strict=True)]
+        losses = (*(entry for entry in state.losses if entry[0] >= done - self.cool_down), (done, loss))
+        state = replace(state, layers=tuple(layer for layer, _ in judged), losses=losses)
+        rules = tuple(rule for _, rule in judged)
+        waiting = self._waiting(state, done, feeds)
+        ready = [i for i, layer in enumerate(state.layers) if layer.hits >= self.hits]
+        if waiting or not ready:
+            return DemandDecision(state, None, tuple(f"{rule}; {waiting}" if waiting else rule for rule in rules))
+        chosen = max(ready, key=lambda i: (readings[i].slope / state.layers[i].largest, i))
+        return DemandDecision(self._changed(state, done), chosen, rules)
+
+    def removed(self, state: IncrtState, done: int, layer: int, *, born_here: bool) -> IncrtState:
+        """After a head of a layer has been removed; where the policy gave birth to it, the layer becomes stricter."""
+        layers = list(state.layers)
+        if born_here:
+            layers[layer] = replace(layers[layer], strictness=2 * layers[layer].strictness)
+        return self._changed(replace(state, layers=tuple(layers)), done)
+
+    def _judge(self, layer: LayerDemand, reading: DemandReading) -> tuple[LayerDemand, str]:
+        threshold = self.share * layer.strictness * layer.largest
+        if not math.isfinite(reading.slope) or not math.isfinite(reading.certainty):
+            return replace(layer, hits=0), "the demand is not finite"
+        if reading.certainty <= self.certainty:
+            rule = "the demand is not certain"
+        elif reading.slope <= threshold:
+            rule = "the demand is small"
+        elif reading.slope <= self.steady * layer.last:
+            rule = "the demand is falling by itself"
+        else:
+            return replace(layer, hits=layer.hits + 1, last=reading.slope), "the demand is certain, large and steady"
+        return replace(layer, hits=0, last=reading.slope), rule
+
+    def _waiting(self, state: IncrtState, done: int, feeds: int) -> str:
+        """Why there can be no birth anywhere now; empty if there can."""
+        if done < self.warm_up:
+            return "the run has just begun"
+        if done > self.last_birth:
+            return "the run is near its end"
+        if done - state.last_change < self.cool_down:
+            return "the last change was not long ago"
+        if feeds < self.feeds:
+            return "too little has been seen since the last change"
+        first, last = state.losses[0], state.losses[-1]
+        if first[0] > done - self.cool_down:
+            return "the loss is not known for long enough"
+        if last[1] < (1 - self.plateau) * first[1]:
+            return "the loss is still falling"
+        return ""
+
+    def _changed(self, state: IncrtState, done: int) -> IncrtState:
+        layers = tuple(replace(layer, hits=0, last=0.0) for layer in state.layers)
+        return replace(state, layers=layers, last_change=done)
