@@ -3,8 +3,29 @@
 from __future__ import annotations
 
 import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from commands import Call, Said
 
 # Parallel test processes share the cores; torch would start a thread per core in each, which then wait for one
 # another many times longer than they work. Set before torch is imported.
 if workers := os.environ.get("PYTEST_XDIST_WORKER_COUNT"):
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // int(workers))))
+
+
+@pytest.fixture
+def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
+    """Run the command line in this process."""
+    from meristem.cli import main
+
+    def run(*arguments: str | Path) -> Said:
+        monkeypatch.setattr(sys, "argv", ["meristem", *map(str, arguments)])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as end:
+            main()
+        return Said(int(end.value.code or 0), *capsys.readouterr())
+
+    return run

@@ -9,15 +9,14 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 from xml.etree import ElementTree
 
 import pytest
 import torch
 from torch import Tensor
 
+from commands import Call, Said
 from meristem import __version__
 from meristem.cli import main
 from meristem.gauges.entropy import EntropyGauge, HeadReadings, read_heads
@@ -29,31 +28,6 @@ from meristem.training.config import build_config, load_config
 from meristem.training.lock import run_lock
 from meristem.training.run import RunFolder
 from training.helpers import TINY, assert_equal_runs, copy_run, write_texts
-
-
-class Said(NamedTuple):
-    """How a command ended."""
-
-    code: int
-    out: str
-    err: str
-
-
-Call = Callable[..., Said]
-
-
-@pytest.fixture
-def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
-    """Run the command line in this process."""
-
-    def run(*arguments: str | Path) -> Said:
-        monkeypatch.setattr(sys, "argv", ["meristem", *map(str, arguments)])
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as end:
-            main()
-        return Said(int(end.value.code or 0), *capsys.readouterr())
-
-    return run
 
 
 def refused(said: Said, *parts: str) -> None:

@@ -19,15 +19,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from torch._library.custom_ops import CustomOpDef
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import cross_entropy, silu
-from torch.utils.flop_counter import FlopCounterMode
 
 from meristem.errors import InputError
 from meristem.gauges import layer_distances
 from meristem.growth.edits import Edit, LoopHeads, RepeatBlock
-from meristem.model import Decoder, KVCache, Sampling, fused, generate
+from meristem.model import Decoder, KVCache, Sampling, generate
 from meristem.model.block import Block, Pass
 from meristem.model.decoder import visibility
 from meristem.model.rotary import rotary_table
@@ -44,9 +41,9 @@ from .helpers import (
     small_plan,
     with_exact_positions,
 )
-from .test_cache import decode
+from .test_cache import assert_decodes_in_any_chunks, decode
 from .test_generate import PROMPTS, repeated_argmax
-from .test_structure import parameters, shapes
+from .test_structure import assert_counted_as_planned, count_flops, parameters, shapes
 
 # Prism's small plan has 2, 4, 6, 12, 12, 12 heads. In groups of 2, (2, 3) and (5, 4) share a key/value head.
 LOOPS = {1: ((3, 0), 1), 2: ((2, 3), 2), 4: ((5, 4, 11), 3)}
@@ -524,12 +521,7 @@ def test_sgt_oracle_10_cached_decoding(passes: int, kv_group: int, repeats: int)
 @settings(max_examples=30, deadline=None)
 @given(plan=grown_plans(min_context=3), data=st.data())
 def test_sgt_oracle_10_any_plan_and_any_chunks(plan: Plan, data: st.DataObject) -> None:
-    model, tokens = lively(plan, torch.float64), random_tokens(plan)
-    first = data.draw(st.integers(1, plan.context - 1))
-    prefill = (first, data.draw(st.integers(1, plan.context - first)))
-    with torch.no_grad():
-        expected = model(tokens).logits
-    assert relative_error(decode(model, tokens, prefill, torch.float64), expected) <= 1e-10
+    assert_decodes_in_any_chunks(plan, data)
 
 
 @pytest.mark.parametrize("passes", [1, 3])
@@ -620,30 +612,6 @@ def test_generation_with_loops_under_autocast() -> None:
 # --- oracle 12: cost --------------------------------------------------------------------------------------
 
 
-def inside(operator: Any) -> Callable[..., int]:
-    """The FLOPs of an operator of ours, which the counter cannot look into: those of its plain form, run again."""
-
-    def count(*args: Any, out_val: Any, **kwargs: Any) -> int:
-        with FlopCounterMode(display=False) as counter, torch.no_grad():
-            operator._init_fn(*args, **kwargs)
-        return int(counter.get_total_flops())
-
-    count._get_raw = True  # type: ignore[attr-defined]  # tensors, not shapes
-    return count
-
-
-def count_flops(model: Decoder, tokens: Tensor, *, backward: bool) -> int:
-    """FLOPs of the loss over the whole square, which only the math kernel computes and shows to the counter."""
-    ours = [op for op in vars(fused).values() if isinstance(op, CustomOpDef) and not op._opoverload._schema.is_mutable]
-    opened = {op._opoverload._overloadpacket: inside(op) for op in ours}
-    counter = FlopCounterMode(display=False, custom_mapping=opened)
-    with sdpa_kernel(SDPBackend.MATH), torch.set_grad_enabled(backward), counter:
-        loss = model(tokens, tokens.roll(-1, dims=1)).loss
-        if backward:
-            loss.backward()
-    return int(counter.get_total_flops())
-
-
 @pytest.mark.parametrize("kv_group", [1, 2])
 @pytest.mark.parametrize("gates", [None, GATES], ids=["full strength", "gated"])
 def test_sgt_oracle_12_counted_flops_of_a_loop(kv_group: int, gates: Gates | None) -> None:
@@ -676,12 +644,7 @@ def test_sgt_oracle_12_the_number_of_heads_does_not_matter() -> None:
 @settings(max_examples=25, deadline=None)
 @given(plan=grown_plans())
 def test_sgt_oracles_12_and_18_counted_parameters_and_flops_are_those_of_the_plan(plan: Plan) -> None:
-    model, batch = Decoder(plan), 3
-    assert parameters(model) == plan.parameters
-    tokens = random_tokens(plan, batch)
-    positions = batch * plan.context
-    assert count_flops(model, tokens, backward=False) == positions * plan.cost.forward.full
-    assert count_flops(model, tokens, backward=True) == positions * plan.cost.training.full
+    assert_counted_as_planned(plan)
 
 
 # --- oracle 18: one set of tensors ------------------------------------------------------------------------

@@ -112,15 +112,20 @@ def count_flops(model: Decoder, tokens: Tensor, *, backward: bool) -> int:
     return int(counter.get_total_flops())
 
 
-@settings(max_examples=25, deadline=None)
-@given(plan=plans())
-def test_oracles_2_and_6_counted_parameters_and_flops_are_those_of_the_plan(plan: Plan) -> None:
+def assert_counted_as_planned(plan: Plan) -> None:
+    """Parameters, and FLOPs forward and with backward."""
     model, batch = Decoder(plan), 3
     assert parameters(model) == plan.parameters
     tokens = random_tokens(plan, batch)
     positions = batch * plan.context
     assert count_flops(model, tokens, backward=False) == positions * plan.cost.forward.full
     assert count_flops(model, tokens, backward=True) == positions * plan.cost.training.full
+
+
+@settings(max_examples=25, deadline=None)
+@given(plan=plans())
+def test_oracles_2_and_6_counted_parameters_and_flops_are_those_of_the_plan(plan: Plan) -> None:
+    assert_counted_as_planned(plan)
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)

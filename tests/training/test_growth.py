@@ -14,14 +14,14 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
 from rich.console import Console
 from torch import Tensor
 
-from meristem.cli import main
+from commands import Call
 from meristem.errors import InputError, RunError
 from meristem.gauges.entropy import EntropyGauge, HeadReadings, read_heads
 from meristem.growth import BlockLoop, LoopHeads, Sgt, grower
@@ -521,30 +521,8 @@ def test_gates_are_not_decayed() -> None:
 # --- the command line ------------------------------------------------------------------------------------------------
 
 
-class Said(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
-@pytest.fixture
-def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Said]:
-    """Run the command line in this process."""
-
-    def run(*arguments: str | Path) -> Said:
-        monkeypatch.setattr(sys, "argv", ["meristem", *map(str, arguments)])
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as end:
-            main()
-        return Said(int(end.value.code or 0), *capsys.readouterr())
-
-    return run
-
-
 @pytest.mark.parametrize("arm", ["gate", "two passes"])
-def test_a_grown_run_is_evaluated_and_generates(
-    arm: str, grown: Runs, tmp_path: Path, call: Callable[..., Said]
-) -> None:
+def test_a_grown_run_is_evaluated_and_generates(arm: str, grown: Runs, tmp_path: Path, call: Call) -> None:
     run = copy_run(grown(arm), tmp_path / "run")
     windows = str(run.config.eval.windows)
     evaluated = call("eval", run.path, "--windows", windows, "--distance-windows", "2", "--device", "cpu", "--json")
@@ -566,7 +544,7 @@ def test_a_grown_run_is_evaluated_and_generates(
 
 
 def test_an_earlier_checkpoint_is_evaluated_with_the_structure_of_its_time(
-    grown: Runs, tmp_path: Path, call: Callable[..., Said]
+    grown: Runs, tmp_path: Path, call: Call
 ) -> None:
     run = copy_run(grown("gate"), tmp_path / "run")
     options = ("--windows", "6", "--distance-windows", "2", "--device", "cpu", "--json")

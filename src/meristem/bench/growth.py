@@ -11,11 +11,10 @@ import torch
 from torch import Tensor
 from torch._dynamo.eval_frame import _debug_get_cache_entry_list
 
-from meristem.bench.step import TrainingStep, random_batches, step_times, wait
-from meristem.errors import InputError
+from meristem.bench.step import TrainingStep, check_minimums, random_batches, step_times, wait
 from meristem.gauges import EntropyGauge, read_heads
 from meristem.growth import BlockLoop, LoopHeads, Sgt
-from meristem.growth.grower import SEQUENCES
+from meristem.growth.grower import sequence_stride
 from meristem.model.decoder import Regions
 from meristem.plan import Loop, Plan
 from meristem.training.devices import autocast, describe_device
@@ -39,14 +38,7 @@ def compare_growth(
     All models are held at once and timed in turn, `rounds` times `steps` steps each, so that each round gives a ratio
     between arms that were measured within seconds of each other.
     """
-    for field, value, minimum in (
-        ("batch", batch, 1),
-        ("steps", steps, 2),
-        ("rounds", rounds, 2),
-        ("passes", passes, 1),
-    ):
-        if value < minimum:
-            raise InputError(field, value, f"must be at least {minimum}")
+    check_minimums(("batch", batch, 1), ("steps", steps, 2), ("rounds", rounds, 2), ("passes", passes, 1))
     plans = grown_plans(plan, layers, heads, passes)
     arms = {name: TrainingStep(arm_plan, device, compile=compile) for name, arm_plan in plans.items()}
     times: dict[str, list[float]] = {name: [] for name in arms}
@@ -123,7 +115,7 @@ def measure_probe(
     def probed(tokens: Tensor, labels: Tensor) -> Tensor:
         loss = step(tokens, labels)
         with autocast(device):
-            read_heads(step.model, tokens[:: -(-len(tokens) // SEQUENCES)], EntropyGauge())
+            read_heads(step.model, tokens[:: sequence_stride(len(tokens))], EntropyGauge())
         return loss
 
     times: dict[str, list[float]] = {"plain": [], "probed": []}

@@ -164,6 +164,13 @@ def _cpu_times(step: Step, batches: Iterator[tuple[Tensor, Tensor]], steps: int)
     return times, loss
 
 
+def check_minimums(*limits: tuple[str, int, int]) -> None:
+    """Refuse the first (field, value, minimum) whose value is too small."""
+    for field, value, minimum in limits:
+        if value < minimum:
+            raise InputError(field, value, f"must be at least {minimum}")
+
+
 def compare_steps(
     plans: Mapping[str, Plan],
     device: torch.device,
@@ -181,14 +188,7 @@ def compare_steps(
 
     Arms are measured in turn, `rounds` times over, so that a slow drift of the machine falls on all of them.
     """
-    for field, value, minimum in (
-        ("batch", batch, 1),
-        ("steps", steps, 2),
-        ("warmup", warmup, 0),
-        ("rounds", rounds, 1),
-    ):
-        if value < minimum:
-            raise InputError(field, value, f"must be at least {minimum}")
+    check_minimums(("batch", batch, 1), ("steps", steps, 2), ("warmup", warmup, 0), ("rounds", rounds, 1))
     arms: list[tuple[str, Plan, Callable[[], tuple[Step, list[str] | None]]]] = []
     first = next(iter(plans.values()))
     if nanogpt is not None:

@@ -14,6 +14,7 @@ from meristem.errors import InputError
 from meristem.evaluation.held_out import held_out_loss, held_out_windows
 from meristem.gauges import mean_distances
 from meristem.plan import Plan
+from meristem.records import finite
 from meristem.training.checkpoint import write_atomically
 from meristem.training.devices import describe_device
 from meristem.training.run import load_run
@@ -40,16 +41,12 @@ class Evaluation:
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON, which knows no NaN: None where a number is not finite."""
-        facts = {name: _finite(value) for name, value in asdict(self).items()}
+        facts = {name: finite(value) if isinstance(value, float) else value for name, value in asdict(self).items()}
         return {
             **facts,
-            "attention_distance": [_finite(value) for value in self.attention_distance],
+            "attention_distance": [finite(value) for value in self.attention_distance],
             "plan": self.plan.to_dict(),
         }
-
-
-def _finite(value: Any) -> Any:
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def evaluate_run(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import accumulate, pairwise
@@ -18,8 +17,14 @@ from meristem.growth.edits import LoopHeads
 from meristem.growth.sgt import Sgt, SgtState
 from meristem.model import Decoder
 from meristem.ranks import from_first_rank, mean_over_ranks, rank, require_equal, sum_over_ranks, world
+from meristem.records import finite
 
 SEQUENCES = 8  # of the whole batch, over all processes, that a measurement looks at
+
+
+def sequence_stride(batch: int) -> int:
+    """Every how many sequences of a batch one is measured."""
+    return -(-batch // SEQUENCES)  # rounded up
 
 
 @dataclass
@@ -107,7 +112,7 @@ class Grower:
     def _measure(self, tokens: Tensor) -> HeadReadings:
         """Entropies averaged over the same few sequences of the batch however many processes share it."""
         mine = len(tokens)
-        stride = -(-mine * world() // SEQUENCES)  # rounded up
+        stride = sequence_stride(mine * world())
         chosen = tokens[-rank() * mine % stride :: stride]
         readings = read_heads(self.model, chosen if len(chosen) else tokens[:1], self.gauge)
         entropy = readings.entropy if len(chosen) else torch.zeros_like(readings.entropy)
@@ -220,16 +225,17 @@ class Grower:
 
 def _faded(edit: LoopHeads) -> dict[str, Any]:
     """The end of a published birth: the heads that were not chosen have left."""
-    facts = {"layer": edit.layer, "heads": list(edit.heads), "passes": edit.passes}
     return {
         "event": "growth",
         "action": "fade",
-        **facts,
+        "layer": edit.layer,
+        "heads": list(edit.heads),
+        "passes": edit.passes,
         "rule": "a window has passed since the birth",
         "shortlist": [],
     }
 
 
 def _recorded(layers: list[list[float]]) -> list[list[float | None]]:
-    """Values for JSON, which has no word for those that are not finite."""
-    return [[value if math.isfinite(value) else None for value in layer] for layer in layers]
+    """Values for JSON, layer by layer."""
+    return [[finite(value) for value in layer] for layer in layers]

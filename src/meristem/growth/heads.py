@@ -28,11 +28,10 @@ class Head(NamedTuple):
     value: Tensor | None
     out: Tensor
 
-    def combined(self, other: Head, join: Callable[[Tensor, Tensor], Tensor]) -> Head:
-        """Slice by slice from this head and another."""
-        key = None if self.key is None or other.key is None else join(self.key, other.key)
-        value = None if self.value is None or other.value is None else join(self.value, other.value)
-        return Head(join(self.query, other.query), key, value, join(self.out, other.out))
+    def mapped(self, change: Callable[[Tensor], Tensor]) -> Head:
+        """Every slice changed in the same way."""
+        key, value = (None if part is None else change(part) for part in (self.key, self.value))
+        return Head(change(self.query), key, value, change(self.out))
 
 
 def with_head(layer: LayerPlan) -> LayerPlan:
@@ -82,17 +81,22 @@ def drop_head(layer: LayerPlan, qkv: Tensor, out: Tensor, head: int) -> tuple[Te
 
 def mean_head(layer: LayerPlan, qkv: Tensor, out: Tensor) -> Head:
     """The average of the layer's heads: what a newborn one is given as its second moment."""
-    total = empty_head(layer, qkv, out)
-    for index in range(layer.heads):
-        head = head_of(layer, qkv, out, index)
-        total = total.combined(head, torch.add)
-    return total.combined(total, lambda part, _: part / layer.heads)
+    heads = [head_of(layer, qkv, out, index) for index in range(layer.heads)]
+    query, key, value, written = (
+        _mean([part for part in parts if part is not None]) for parts in zip(*heads, strict=True)
+    )
+    assert query is not None
+    assert written is not None
+    return Head(query, key, value, written)
 
 
 def empty_head(layer: LayerPlan, qkv: Tensor, out: Tensor) -> Head:
     """A head of zeros."""
-    head = head_of(layer, qkv, out, 0)
-    return head.combined(head, lambda part, _: torch.zeros_like(part))
+    return head_of(layer, qkv, out, 0).mapped(torch.zeros_like)
+
+
+def _mean(parts: list[Tensor]) -> Tensor | None:
+    return torch.stack(parts).mean(0) if parts else None
 
 
 def _without(rows: Tensor, head: int, dim: int) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from meristem.growth.edits import AddHead, RemoveHead
-from meristem.growth.heads import Head, drop_head, empty_head, insert_head, mean_head
+from meristem.growth.heads import drop_head, empty_head, insert_head, mean_head
 from meristem.model import Decoder
 from meristem.model.attention import Attention
 
@@ -27,7 +27,7 @@ def add_head(model: Decoder, optimizer: torch.optim.Optimizer | None, edit: AddH
 
     def insert(qkv: Tensor, out: Tensor, kind: str) -> tuple[Tensor, Tensor]:
         if kind == "weight":
-            head = Head(*(None if part is None else part.to(qkv) for part in edit.head))  # type: ignore[arg-type]
+            head = edit.head.mapped(lambda part: part.to(qkv))
         elif kind == "exp_avg":
             head = empty_head(layer, qkv, out)
         else:

@@ -113,13 +113,13 @@ class Decoder(nn.Module):
         """Take a plan that differs from the present one in loops and repeats only; no tensor changes its shape."""
         if plan.bare != self.plan.bare:
             raise InputError("plan", plan.digest[:12], "may differ from the model's in loops and repeats only")
-        for index, (block, new, old) in enumerate(zip(self.stack, plan.layers, self.plan.layers, strict=True)):
-            if new != old:
-                block.attention.restructure(new)
-                if self.gate_ramp is not None:  # a pass that was not there, over these heads, begins without strength
-                    same = old.loop is not None and new.loop is not None and old.loop.heads == new.loop.heads
-                    self.gate_ramp[index, old.loop.passes if same and old.loop is not None else 0 :] = 0
-        self.plan = plan
+        if self.gate_ramp is not None:
+            for index, layer in enumerate(plan.layers):
+                new, old = layer.loop, self.plan.layers[index].loop
+                if new != old:  # a pass that was not there, over these heads, begins without strength
+                    known = old.passes if old is not None and new is not None and old.heads == new.heads else 0
+                    self.gate_ramp[index, known:] = 0
+        self.take(plan)
 
     @property
     def gates(self) -> Tensor | None:

@@ -229,12 +229,10 @@ def _run_label(layer: LayerPlan, columns: dict[str, float], y: float, height: fl
 
 
 def looped(layer: LayerPlan) -> str:
-    """What a layer runs again and how often, such as `h3,h7 x2`, or the whole block."""
-    if layer.loop is None:
-        return f"block {TIMES}{layer.repeats}" if layer.repeats else ""
-    heads = layer.loop.heads
-    names = ",".join(f"h{head}" for head in heads) if len(heads) <= NAMED_HEADS else f"{len(heads)} heads"
-    return f"{names} {TIMES}{layer.loop.passes}"
+    """What a layer runs again and how often; many heads are counted instead of named."""
+    if layer.loop is not None and len(layer.loop.heads) > NAMED_HEADS:
+        return f"{len(layer.loop.heads)} heads {TIMES}{layer.loop.passes}"
+    return layer.run_again.replace(" x", f" {TIMES}")
 
 
 def even_distance(context: int) -> float:

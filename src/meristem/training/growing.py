@@ -49,7 +49,7 @@ def _like(plan: Plan, growth: GrowthConfig, source: Path) -> Plan:
     policy = growth.sgt(ENDLESS)
     try:
         if growth.unit == "block":
-            return BlockLoop(_layers(source, policy), growth.passes).prepare(plan)
+            return BlockLoop(_layers(source, *_structure(source), policy), growth.passes).prepare(plan)
         return policy.looped(plan, structure_of(source, policy))
     except InputError as error:
         expected = f"does not fit this model: {error.field} = {error.value!r} {error.expected}"
@@ -69,13 +69,12 @@ def structure_of(source: Path, policy: Sgt) -> dict[int, Loop]:
     passes = {layer: loop.passes for layer, loop in plan.loops.items()}
     return {
         layer: Loop(policy.chosen_heads(layer, entropies[layer]), passes.get(layer, policy.passes))
-        for layer in _layers(source, policy)
+        for layer in _layers(source, plan, entropies, policy)
     }
 
 
-def _layers(source: Path, policy: Sgt) -> tuple[int, ...]:
+def _layers(source: Path, plan: Plan, entropies: list[list[float]] | None, policy: Sgt) -> tuple[int, ...]:
     """The layers in which something is run again, or those that the last entropies point to."""
-    plan, entropies = _structure(source)
     layers = tuple(index for index, layer in enumerate(plan.layers) if layer.run_again)
     if not layers and entropies is not None:
         layers = steady_layers(entropies, policy)

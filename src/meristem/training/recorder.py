@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from meristem.plan import Plan
+from meristem.records import finite
 from meristem.training.config import Config, flatten
 from meristem.training.devices import peak_flops
 from meristem.training.display import Display, describe_growth
@@ -104,8 +105,8 @@ class Recorder:
         rate = None if pace is None else self.tokens_per_step / pace
         entry = {
             "step": reading.step,
-            "loss": _finite(reading.loss),
-            "gradient_norm": _finite(reading.gradient_norm),
+            "loss": finite(reading.loss),
+            "gradient_norm": finite(reading.gradient_norm),
             "lr": learning_rate(reading.step - 1, steps, self.config.optimizer),
             "tokens": reading.step * self.tokens_per_step,
             "flops": self.flops(reading.step),
@@ -119,7 +120,7 @@ class Recorder:
 
     def held_out(self, step: int, loss: float) -> None:
         perplexity = math.exp(min(loss, 700.0)) if math.isfinite(loss) else None
-        self._write({"step": step, "held_out_loss": _finite(loss), "perplexity": perplexity})
+        self._write({"step": step, "held_out_loss": finite(loss), "perplexity": perplexity})
         self.display.note(f"step {step}: held-out loss {loss:.4f}")
 
     def event(self, kind: str, step: int, **facts: Any) -> None:
@@ -147,7 +148,3 @@ def step_flops(config: Config, plan: Plan) -> int:
 def due(step: int, steps: int, every: int) -> bool:
     """Whether something that happens every so many steps, and at the end, happens now; 0 is at the end only."""
     return step == steps or (every > 0 and step % every == 0)
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
