@@ -17,7 +17,8 @@ from meristem.model.fused import project_heads
 from meristem.model.rotary import RotaryPair
 from meristem.plan import LayerPlan
 
-HeadsWatch = Callable[[Tensor, Tensor, Tensor], None]  # called with turned queries and keys, and the output
+# Called with turned queries and keys, what the heads read (B, heads, T, head dim), and the output.
+HeadsWatch = Callable[[Tensor, Tensor, Tensor, Tensor], None]
 
 
 class LoopedHeads(NamedTuple):
@@ -116,5 +117,5 @@ class Attention(nn.Module):
             )
         result = linear(mixed.transpose(1, 2).flatten(2), out)
         if watch is not None:
-            watch(queries, new_keys, result)
+            watch(queries, new_keys, mixed, result)
         return result

@@ -21,10 +21,14 @@ INIT_STD = 0.02
 
 
 class Pass(NamedTuple):
-    """What gauges see of one attention pass: turned queries and keys, the stream it read, and what it adds to it."""
+    """What gauges see of one attention pass.
+
+    Turned queries and keys, what the heads read, (B, heads, T, head dim) each; the stream and what is added to it.
+    """
 
     queries: Tensor
     keys: Tensor
+    mixed: Tensor
     stream: Tensor
     update: Tensor
 
@@ -102,6 +106,10 @@ class Block(nn.Module):
         x, normed = self.feed_forward_norm(x, branch)
         return x, self.feed_forward(normed)
 
+    def attention_input(self, stream: Tensor) -> Tensor:
+        """What the attention reads of a stream (B, T, d)."""
+        return self.attention_norm(stream, torch.zeros_like(stream))[1]
+
     def initialise(self, depth: int, generator: torch.Generator) -> None:
         """Normal weights; the two products that write to the stream are scaled by 1 / sqrt(2 depth)."""
         residual = INIT_STD / math.sqrt(2 * depth)
@@ -121,8 +129,10 @@ def _around(number: int, stream: Tensor, slots: Sequence[CacheSlot] | None, watc
     }
 
 
-def _show(watch: PassWatch, number: int, stream: Tensor, queries: Tensor, keys: Tensor, update: Tensor) -> None:
-    watch(number, Pass(queries, keys, stream, update))
+def _show(
+    watch: PassWatch, number: int, stream: Tensor, queries: Tensor, keys: Tensor, mixed: Tensor, update: Tensor
+) -> None:
+    watch(number, Pass(queries, keys, mixed, stream, update))
 
 
 @torch.no_grad()
