@@ -21,7 +21,7 @@ from meristem.growth import BlockLoop, Grower, LoopHeads, Sgt
 from meristem.growth import grower as grower_module
 from meristem.growth.grower import SEQUENCES, Average
 from meristem.model import Decoder
-from meristem.model.decoder import Regions
+from meristem.model.transformer import Regions
 from meristem.plan import Loop, Plan
 from meristem.training.gradients import compiled_regions
 from meristem.training.optimizer import OptimizerConfig, make_optimizer

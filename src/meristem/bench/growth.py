@@ -15,7 +15,7 @@ from meristem.bench.step import TrainingStep, check_minimums, random_batches, st
 from meristem.gauges import EntropyGauge, read_heads
 from meristem.growth import BlockLoop, LoopHeads, Sgt
 from meristem.growth.grower import sequence_stride
-from meristem.model.decoder import Regions
+from meristem.model.transformer import Regions
 from meristem.plan import Loop, Plan
 from meristem.training.devices import autocast, describe_device
 

@@ -1,8 +1,19 @@
-"""The language model, built from a plan."""
+"""The models, built from a plan."""
 
 from meristem.model.cache import KVCache
-from meristem.model.decoder import Decoder, DecoderOutput
+from meristem.model.decoder import Decoder
 from meristem.model.generate import Sampling, generate, stream
 from meristem.model.loss import linear_cross_entropy
+from meristem.model.transformer import Output, Regions, Transformer
 
-__all__ = ["Decoder", "DecoderOutput", "KVCache", "Sampling", "generate", "linear_cross_entropy", "stream"]
+__all__ = [
+    "Decoder",
+    "KVCache",
+    "Output",
+    "Regions",
+    "Sampling",
+    "Transformer",
+    "generate",
+    "linear_cross_entropy",
+    "stream",
+]

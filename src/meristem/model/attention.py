@@ -1,4 +1,4 @@
-"""Causal self-attention of one layer, with its own number and width of heads."""
+"""Self-attention of one layer, with its own number and width of heads."""
 
 from __future__ import annotations
 

@@ -10,8 +10,8 @@ import torch._dynamo
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from meristem.model.decoder import Regions
 from meristem.model.fused import announce_operators
+from meristem.model.transformer import Regions
 from meristem.training.devices import autocast
 
 VARIANTS = 64  # of one piece of code; more than any plan needs (kinds of blocks times passes)

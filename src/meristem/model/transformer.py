@@ -1,0 +1,206 @@
+"""What the language model and the classifier share: a stack of blocks with the structure of a plan.
+
+Pre-norm RMSNorm, rotary positions over each layer's own head dim, SwiGLU, no biases.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+
+from meristem.errors import InputError
+from meristem.model.backends import choose_backends
+from meristem.model.block import INIT_STD, Block, Norm, Pass, PassWatch, draw_normal
+from meristem.model.cache import KVCache
+from meristem.model.rotary import RotaryTables
+from meristem.plan import Plan
+
+
+class Output(NamedTuple):
+    """`loss` when labels were given, `logits` when they were not."""
+
+    loss: Tensor | None
+    logits: Tensor | None
+
+
+Watch = Callable[[int, int, Pass], None]  # called with the layer, the number of its pass, and the pass
+
+
+def _enter(embedding: nn.Embedding, tokens: Tensor) -> tuple[Tensor, Tensor]:
+    x = embedding(tokens)
+    return x, torch.zeros_like(x)  # nothing has been computed yet
+
+
+def _block(block: Block, *stream: Any, **view: Any) -> tuple[Tensor, Tensor]:
+    return cast("tuple[Tensor, Tensor]", block(*stream, **view))
+
+
+def _leave(end: Callable[..., Tensor], *parts: Any) -> Tensor:
+    return end(*parts)
+
+
+@dataclass(frozen=True)
+class Regions:
+    """The three parts of the way from tokens to loss, each of which can be compiled on its own.
+
+    All blocks of a kind then share one graph, and a layer that grows costs no new graph for the others.
+    """
+
+    enter: Callable[..., tuple[Tensor, Tensor]] = _enter
+    block: Callable[..., tuple[Tensor, Tensor]] = _block
+    leave: Callable[..., Tensor] = _leave  # called with the loss of the model at hand, and what that takes
+
+    def mapped(self, change: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Regions:
+        """Each part changed in the same way."""
+        return Regions(change(self.enter), change(self.block), change(self.leave))
+
+
+class Transformer(nn.Module):
+    """Embedding, blocks and last norm of `plan`. What comes after, a kind of model adds: `loss`, `scores`, `allowed`.
+
+    Two plans with equal shapes, such as Prism and its uniform twin, get bit-equal weights from one seed.
+    """
+
+    gate_ramp: Tensor | None  # (layers, passes, heads), set by births; the strength of a loop is ramp + delta
+    gate_delta: nn.Parameter | None
+
+    def __init__(self, plan: Plan) -> None:
+        super().__init__()
+        self.plan = plan
+        self.embedding = nn.Embedding(plan.vocabulary, plan.width)
+        self.blocks = nn.ModuleList(Block(plan.width, plan.feed_forward, layer) for layer in plan.layers)
+        self.norm = Norm(plan.width)
+        self.rotary = RotaryTables(plan.head_dims, plan.context)
+        gates = plan.gates
+        shape = (0, 0, 0) if gates is None else (len(plan.layers), gates.passes, gates.heads)
+        self.register_buffer("gate_ramp", None if gates is None else torch.zeros(shape))
+        trained = gates is not None and gates.trained
+        self.register_parameter("gate_delta", nn.Parameter(torch.zeros(shape)) if trained else None)
+
+    def forward(
+        self,
+        tokens: Tensor,
+        labels: Tensor | None = None,
+        regions: Regions = Regions(),  # noqa: B008  (immutable)
+    ) -> Output:
+        """The mean loss of tokens (B, T) if there are labels, their scores if not."""
+        if labels is None:
+            return Output(None, self.scores(tokens))
+        return Output(self.loss(tokens, labels, regions), None)
+
+    def loss(
+        self,
+        tokens: Tensor,
+        labels: Tensor,
+        regions: Regions = Regions(),  # noqa: B008  (immutable)
+        watch: Watch | None = None,
+    ) -> Tensor:
+        """The mean loss, a scalar; `watch` is shown every attention pass."""
+        raise NotImplementedError
+
+    def scores(self, tokens: Tensor) -> Tensor:
+        """What the model says about tokens (B, T), as logits."""
+        raise NotImplementedError
+
+    def allowed(self, tokens: Tensor) -> Tensor:
+        """Which tokens (columns) each token (row) may look at: boolean, (T, T) or (B, T, T)."""
+        raise NotImplementedError
+
+    # --- structure and weights --------------------------------------------------------------------------------------
+
+    @property
+    def stack(self) -> list[Block]:
+        """The blocks in order."""
+        return cast("list[Block]", list(self.blocks))
+
+    def initialise(self, seed: int) -> None:
+        """Draw all weights anew."""
+        self.draw(torch.Generator().manual_seed(seed))
+
+    def draw(self, generator: torch.Generator) -> None:
+        """Take all weights from a generator, always in the same order."""
+        draw_normal(self.embedding.weight, INIT_STD, generator)
+        for block in self.stack:
+            block.initialise(len(self.stack), generator)
+        self.norm.reset_parameters()
+        if self.gate_delta is not None:
+            nn.init.zeros_(self.gate_delta)
+        if self.gate_ramp is not None:
+            self.gate_ramp.zero_()
+            for index, loop in self.plan.loops.items():
+                self.gate_ramp[index, : loop.passes, : len(loop.heads)] = 1
+
+    def take(self, plan: Plan) -> None:
+        """Follow a plan whose changes the weights already have."""
+        for block, layer in zip(self.stack, plan.layers, strict=True):
+            block.attention.restructure(layer)
+        self.plan = plan
+
+    def restructure(self, plan: Plan) -> None:
+        """Take a plan that differs from the present one in loops and repeats only; no tensor changes its shape."""
+        if plan.bare != self.plan.bare:
+            raise InputError("plan", plan.digest[:12], "may differ from the model's in loops and repeats only")
+        if self.gate_ramp is not None:
+            for index, layer in enumerate(plan.layers):
+                new, old = layer.loop, self.plan.layers[index].loop
+                if new != old:  # a pass that was not there, over these heads, begins without strength
+                    known = old.passes if old is not None and new is not None and old.heads == new.heads else 0
+                    self.gate_ramp[index, known:] = 0
+        self.take(plan)
+
+    @property
+    def gates(self) -> Tensor | None:
+        """Strengths of the loops, (layers, passes, heads); None if the plan has no gates."""
+        if self.gate_ramp is None or self.gate_delta is None:
+            return self.gate_ramp
+        return self.gate_ramp + self.gate_delta
+
+    def use_attention(self, device: torch.device, dtype: torch.dtype, wanted: str = "auto") -> list[str]:
+        """Fix the attention kernel of every layer for training in `dtype`, and return their names."""
+        names = choose_backends(self.plan.layers, device, dtype, wanted)
+        for block, name in zip(self.stack, names, strict=True):
+            block.attention.backend = name
+        return names
+
+    # --- the way through the blocks ---------------------------------------------------------------------------------
+
+    def walk(
+        self,
+        tokens: Tensor,
+        positions: slice | Tensor,
+        regions: Regions,
+        watch: Watch | None,
+        cache: KVCache | None = None,
+        **view: Any,
+    ) -> tuple[Tensor, Tensor]:
+        """The residual stream of tokens (B, T) after the last block, and that block's output, which is not added yet.
+
+        `positions` are rows of the rotary tables; `view` says what the tokens may see (see `Attention.attend`).
+        """
+        gates = self.gates
+        x, branch = regions.enter(self.embedding, tokens)
+        for index, (block, layer) in enumerate(zip(self.stack, self.plan.layers, strict=True)):
+            rotary = self.rotary.pair(layer.head_dim, positions)
+            strengths = gates[index, :, : len(layer.loop.heads)] if gates is not None and layer.loop else None
+            for repeat in range(1 + layer.repeats):
+                x, branch = regions.block(
+                    block, x, branch, rotary, strengths,
+                    slots=None if cache is None else cache.layers[index][repeat:],
+                    watch=None if watch is None else _numbered(watch, index, repeat),
+                    **view,
+                )  # fmt: skip
+        return x, branch
+
+    def with_idle_gates(self, loss: Tensor) -> Tensor:
+        """The loss, in which gates that nobody uses yet still have a gradient, of zero."""
+        if self.gate_delta is not None and not self.plan.loops:
+            return loss + 0 * self.gate_delta.sum()
+        return loss
+
+
+def _numbered(watch: Watch, layer: int, repeat: int) -> PassWatch:
+    return lambda number, seen: watch(layer, repeat + number, seen)
