@@ -19,7 +19,8 @@ from meristem.errors import InputError
 from meristem.gauges.entropy import EntropyGauge, HeadReadings, read_heads
 from meristem.growth import BlockLoop, Grower, LoopHeads, Sgt
 from meristem.growth import grower as grower_module
-from meristem.growth.grower import SEQUENCES, Average
+from meristem.growth.average import Average
+from meristem.growth.grower import SEQUENCES
 from meristem.model import Decoder
 from meristem.model.transformer import Regions
 from meristem.plan import Loop, Plan

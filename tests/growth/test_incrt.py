@@ -20,7 +20,7 @@ SEEN = 100  # feeds; enough
 
 def run(policy: Incrt, *layers: DemandReading, until: int, losses: float = 1.0) -> list[tuple[int, DemandDecision]]:
     """Decisions with readings that never change."""
-    state, decisions = policy.calibrated(policy.start, [STRONG] * policy.layers), []
+    state, decisions = policy.calibrated(policy.start(len(layers)), [STRONG] * len(layers)), []
     for done in range(policy.decide_every, until + 1, policy.decide_every):
         decision = policy.decide(state, done, layers, losses, SEEN)
         state = decision.state
@@ -34,7 +34,7 @@ def births(decisions: list[tuple[int, DemandDecision]]) -> list[tuple[int, int]]
 
 def test_births_come_one_per_cool_down_where_the_demand_is_largest() -> None:
     weaker = DemandReading(9.0, 0.5)
-    assert births(run(Incrt(3), weaker, STRONG, UNSURE, until=900)) == [(300, 1), (500, 1), (700, 1), (900, 1)]
+    assert births(run(Incrt(), weaker, STRONG, UNSURE, until=900)) == [(300, 1), (500, 1), (700, 1), (900, 1)]
 
 
 @pytest.mark.parametrize(
@@ -45,14 +45,14 @@ def test_births_come_one_per_cool_down_where_the_demand_is_largest() -> None:
     ],
 )  # fmt: skip
 def test_what_is_not_asked_for_is_not_born(reading: DemandReading, rule: str) -> None:
-    decisions = run(Incrt(1), reading, until=2000)
+    decisions = run(Incrt(), reading, until=2000)
     assert births(decisions) == []
     assert all(decision.rules[0].startswith(rule) for _, decision in decisions)
 
 
 def test_a_birth_waits_for_the_loss_to_stop_falling() -> None:
-    policy = Incrt(1)
-    state = policy.calibrated(policy.start, [STRONG])
+    policy = Incrt()
+    state = policy.calibrated(policy.start(1), [STRONG])
     born = []
     for done in range(50, 1501, 50):
         loss = 0.9 ** (done / 50) if done <= 1000 else 0.9**20  # 34 % in a cool-down, until it stops
@@ -65,8 +65,8 @@ def test_a_birth_waits_for_the_loss_to_stop_falling() -> None:
 
 
 def test_a_falling_demand_is_left_alone() -> None:
-    policy = Incrt(1)
-    state = policy.calibrated(policy.start, [STRONG])
+    policy = Incrt()
+    state = policy.calibrated(policy.start(1), [STRONG])
     for step in range(1, 11):
         reading = DemandReading(9.0, 0.75**step)
         state = (decision := policy.decide(state, 50 * step, [reading], 1.0, SEEN)).state
@@ -74,7 +74,7 @@ def test_a_falling_demand_is_left_alone() -> None:
 
 
 def test_births_end_in_time_and_wait_for_feeds() -> None:
-    policy = Incrt(1, last_birth=600)
+    policy = Incrt(last_birth=600)
     assert births(run(policy, STRONG, until=2000)) == [(300, 0), (500, 0)]
     decision = policy.decide(run(policy, STRONG, until=250)[-1][1].state, 300, [STRONG], 1.0, 4)
     assert decision.layer is None
@@ -85,8 +85,8 @@ def test_births_end_in_time_and_wait_for_feeds() -> None:
 @given(st.integers(1, 3), st.floats(0.01, 1.0), st.lists(st.booleans(), max_size=80))
 def test_oracle_22_cycles_are_bounded(layers: int, share: float, removals: list[bool]) -> None:
     """However the demand comes and goes: at most ceil(log2(1 / share)) births in a layer are undone."""
-    policy = Incrt(layers, share=share)
-    state, undone = policy.calibrated(policy.start, [STRONG] * layers), [0] * layers
+    policy = Incrt(share=share)
+    state, undone = policy.calibrated(policy.start(layers), [STRONG] * layers), [0] * layers
     done = 0
     for remove in [*removals, *[True] * 80]:
         for _ in range(6):
@@ -100,15 +100,15 @@ def test_oracle_22_cycles_are_bounded(layers: int, share: float, removals: list[
 
 
 def test_a_removal_cools_down_too_and_only_newborns_make_stricter() -> None:
-    policy = Incrt(2)
-    state = policy.removed(policy.start, 700, 1, born_here=False)
+    policy = Incrt()
+    state = policy.removed(policy.start(2), 700, 1, born_here=False)
     assert state.last_change == 700
     assert [layer.strictness for layer in state.layers] == [1, 1]
     assert [layer.strictness for layer in policy.removed(state, 900, 1, born_here=True).layers] == [1, 2]
 
 
 def test_the_state_comes_back_from_json() -> None:
-    decisions = run(Incrt(2), STRONG, WEAK, until=450)
+    decisions = run(Incrt(), STRONG, WEAK, until=450)
     state = decisions[-1][1].state
     again = IncrtState.from_dict(json.loads(json.dumps(state.to_dict())))
     assert again == state
@@ -116,6 +116,7 @@ def test_the_state_comes_back_from_json() -> None:
 
 
 def test_bad_settings_are_named() -> None:
-    for changes, message in (({"layers": 0}, "layers = 0"), ({"share": 0.0}, "share = 0.0"), ({"hits": 0}, "hits = 0")):
-        with pytest.raises(InputError, match=message):
-            Incrt(**{"layers": 1, **changes})  # type: ignore[arg-type]
+    for changes in ({"max_heads": -1}, {"share": 0.0}, {"hits": 0}, {"calibration": 0}):
+        (name, value), *_ = changes.items()
+        with pytest.raises(InputError, match=f"{name} = {value}"):
+            Incrt(**changes)  # type: ignore[arg-type]

@@ -12,11 +12,14 @@ Cholesky factors as small as a head; nothing is read back from the device betwee
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from meristem.ranks import sum_over_ranks
 
 MEMORY = 0.9  # of the followed matrices and of the sums that a decision reads
 COVARIANCE_MEMORY = 0.95
@@ -34,7 +37,11 @@ class DemandReading:
 
 
 class DemandGauge:
-    """Follows the demand of `layers` layers of `width` for heads of `head_dim`."""
+    """Follows the demand of `layers` layers of `width` for heads of `head_dim`.
+
+    Under torch.distributed every process feeds its own sequences, as many as each other one, and all follow the same
+    demand: what is summed over sequences is summed over processes too.
+    """
 
     def __init__(
         self,
@@ -48,15 +55,17 @@ class DemandGauge:
     ) -> None:
         self.layers, self.width, self.head_dim = layers, width, head_dim
         self.place: dict[str, Any] = {"device": torch.device(device), "dtype": dtype}
-        self.generator = torch.Generator().manual_seed(seed)
+        self.seed, self.resets = seed, -1
         self.covariance: Tensor | None = None  # (layers, d, d)
-        self.mean = self.whitener = torch.empty(0)
+        self.mean = self.whitener = torch.empty(0)  # (layers, 1, 1, d) and (layers, d, d)
         self.reset()
 
     def reset(self) -> None:
         """Forget what was demanded, as after a birth; what is known of the inputs stays."""
-        self.scores = _LowRank(self.layers, self.width, self.head_dim, self.generator, self.place)
-        self.outputs = _LowRank(self.layers, self.width, self.head_dim, self.generator, self.place)
+        self.resets += 1
+        generator = torch.Generator().manual_seed(self.seed + self.resets)
+        self.scores = _LowRank(self.layers, self.width, self.head_dim, generator, self.place)
+        self.outputs = _LowRank(self.layers, self.width, self.head_dim, generator, self.place)
         self.sums = torch.zeros(4, self.layers, **self.place)  # of gains, their variance, responses, sequences
         self.feeds = 0
 
@@ -72,11 +81,12 @@ class DemandGauge:
         x = self._whitened(inputs, real.expand(inputs.shape[1], -1))
         if self.feeds:
             self._test(x, gradients, allowed)
+        count = sum_over_ranks(torch.tensor(float(inputs.shape[1]), **self.place))
         for _ in range(SWEEPS):
             responses = self._responses(x, allowed)
-            self.outputs.add(-gradients.flatten(1, 2).mT @ responses.flatten(1, 2) / inputs.shape[1])
+            self.outputs.add(sum_over_ranks(-gradients.flatten(1, 2).mT @ responses.flatten(1, 2)) / count)
             wanted = -(gradients @ self.outputs.left_core[:, None]) @ (x @ self.outputs.right[:, None]).mT
-            self.scores.add((x.mT @ (_centred(wanted, allowed) @ x)).sum(1) / inputs.shape[1])
+            self.scores.add(sum_over_ranks((x.mT @ (_centred(wanted, allowed) @ x)).sum(1)) / count)
         self.feeds += 1
 
     def readings(self) -> list[DemandReading]:
@@ -99,14 +109,42 @@ class DemandGauge:
         size = math.sqrt(self.head_dim)
         return (query * size / query.norm()).T, (key * size / key.norm()).T
 
+    def spectra(self) -> list[list[float]]:
+        """Of every layer, the singular values of the score form that is asked for, the largest first."""
+        return torch.linalg.svdvals(self.scores.total.double()).tolist()
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The large part of the state."""
+        tensors = {"sums": self.sums}
+        if self.covariance is not None:
+            tensors |= {"covariance": self.covariance, "mean": self.mean, "whitener": self.whitener}
+        for name, part in (("scores", self.scores), ("outputs", self.outputs)):
+            tensors |= {f"{name}.{key}": value for key, value in vars(part).items()}
+        return tensors
+
+    def values(self) -> dict[str, int]:
+        """The rest of the state, for JSON; `load` goes on from both exactly."""
+        return {"resets": self.resets, "feeds": self.feeds}
+
+    def load(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
+        """Go on from a state."""
+        placed = {name: tensor.to(**self.place) for name, tensor in tensors.items()}
+        self.sums, self.resets, self.feeds = placed["sums"], values["resets"], values["feeds"]
+        if "covariance" in placed:
+            self.covariance, self.mean, self.whitener = (placed[name] for name in ("covariance", "mean", "whitener"))
+        for name, part in (("scores", self.scores), ("outputs", self.outputs)):
+            vars(part).update({key: placed[f"{name}.{key}"] for key in vars(part)})
+
     def _test(self, x: Tensor, gradients: Tensor, allowed: Tensor) -> None:
         """How much the head followed so far would gain on this batch, which it has not seen yet."""
         responses = self._responses(x, allowed)
         written = (responses @ self.outputs.right[:, None]) @ self.outputs.left_core.mT[:, None]
         gains = -(gradients * written).sum((2, 3))
-        spread = (gains - gains.mean(1, keepdim=True)).square().sum(1)
-        count = torch.full_like(spread, gains.shape[1])
-        self.sums = MEMORY * self.sums + torch.stack((gains.sum(1), spread, written.square().sum((1, 2, 3)), count))
+        count = torch.full_like(gains[:, 0], gains.shape[1])
+        gain, count = sum_over_ranks(torch.stack((gains.sum(1), count)))
+        spread = (gains - (gain / count)[:, None]).square().sum(1)
+        spread, size = sum_over_ranks(torch.stack((spread, written.square().sum((1, 2, 3)))))
+        self.sums = MEMORY * self.sums + torch.stack((gain, spread, size, count))
 
     def _responses(self, x: Tensor, allowed: Tensor) -> Tensor:
         """What a head with these scores would bring together, to first order around even attention."""
@@ -116,11 +154,10 @@ class DemandGauge:
     def _whitened(self, inputs: Tensor, real: Tensor) -> Tensor:
         """Inputs with their mean taken away and their directions made equally strong, 0 where there is no token."""
         weight = real.to(inputs)[None, :, :, None]
-        count = weight.sum()
-        mean = (inputs * weight).sum((1, 2), keepdim=True) / count
-        centred = (inputs - mean) * weight
-        flat = centred.flatten(1, 2)
-        covariance = flat.mT @ flat / count
+        count = sum_over_ranks(weight.sum())
+        mean = sum_over_ranks((inputs * weight).sum((1, 2), keepdim=True)) / count
+        flat = ((inputs - mean) * weight).flatten(1, 2)
+        covariance = sum_over_ranks(flat.mT @ flat) / count
         steps = WHITENING
         if self.covariance is None:
             self.covariance, self.mean, steps = covariance, mean, FIRST_WHITENING
@@ -149,7 +186,7 @@ class _LowRank:
         self.total = torch.zeros(layers, width, width, **place)
         start = torch.randn(2, layers, width, rank, generator=generator).to(**place)
         self.left, self.right = _orthonormal(start[0]), _orthonormal(start[1])
-        self.core = torch.eye(rank, **place).expand(layers, rank, rank) / math.sqrt(rank)
+        self.core = torch.eye(rank, **place).repeat(layers, 1, 1) / math.sqrt(rank)
 
     @property
     def left_core(self) -> Tensor:

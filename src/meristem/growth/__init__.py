@@ -1,8 +1,23 @@
 """Growth: policies decide, edits change, the grower ties them to a model."""
 
 from meristem.growth.block_loop import BlockLoop
-from meristem.growth.edits import LoopHeads, RepeatBlock
-from meristem.growth.grower import Grower, Growth
+from meristem.growth.edits import AddHead, LoopHeads, RemoveHead, RepeatBlock
+from meristem.growth.grower import Grower
+from meristem.growth.incrt import Incrt
+from meristem.growth.outcome import Growth
+from meristem.growth.pruning import Pruning
 from meristem.growth.sgt import Sgt, SgtState
 
-__all__ = ["BlockLoop", "Grower", "Growth", "LoopHeads", "RepeatBlock", "Sgt", "SgtState"]
+__all__ = [
+    "AddHead",
+    "BlockLoop",
+    "Grower",
+    "Growth",
+    "Incrt",
+    "LoopHeads",
+    "Pruning",
+    "RemoveHead",
+    "RepeatBlock",
+    "Sgt",
+    "SgtState",
+]

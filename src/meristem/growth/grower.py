@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -13,7 +13,11 @@ from torch import Tensor
 
 from meristem.errors import InputError
 from meristem.gauges.entropy import EntropyGauge, HeadReadings, read_heads
+from meristem.growth.average import Average
 from meristem.growth.edits import LoopHeads
+from meristem.growth.head_growth import Fresh, HeadGrowth
+from meristem.growth.incrt import Incrt
+from meristem.growth.outcome import Growth
 from meristem.growth.sgt import Sgt, SgtState
 from meristem.model import Decoder
 from meristem.ranks import from_first_rank, mean_over_ranks, rank, require_equal, sum_over_ranks, world
@@ -27,51 +31,27 @@ def sequence_stride(batch: int) -> int:
     return -(-batch // SEQUENCES)  # rounded up
 
 
-@dataclass
-class Average:
-    """An exponential average that starts from nothing; `mean` corrects for its short memory."""
-
-    beta: float
-    value: Tensor | None = None
-    count: int = 0
-
-    def add(self, value: Tensor) -> None:
-        before = torch.zeros_like(value) if self.value is None else self.value
-        self.value = self.beta * before + (1 - self.beta) * value
-        self.count += 1
-
-    @property
-    def mean(self) -> Tensor:
-        assert self.value is not None
-        return self.value / (1 - self.beta**self.count)
-
-
-@dataclass(frozen=True)
-class Growth:
-    """What a step brought: decisions with their reasons, whether the structure changed, and an observation if due."""
-
-    events: list[dict[str, Any]] = field(default_factory=list)
-    changed: bool = False
-    observation: dict[str, Any] | None = None
-
-
 class Grower:
     """Grows `model` while it trains: call `step` after every update of the optimizer.
 
-    The model is built from `policy.prepare(plan)`. With `observe_every` the entropy of every head is reported every so
-    many updates; without a policy that is all a grower does. Under torch.distributed the processes measure together,
-    the first one decides, and all compare their plans.
+    With `Sgt` loops are born; the model is built from `policy.prepare(plan)`. With `Incrt` heads are born and leave:
+    the layers' projections are then exchanged in the model and in the optimizer, so nobody else may hold on to them
+    when a step says that the structure has changed. With `observe_every` the entropy of every head is reported every
+    so many updates; without a policy that is all a grower does. Under torch.distributed the processes measure
+    together, the first one decides, and all compare their plans.
     """
 
     def __init__(
         self,
         model: Decoder,
         optimizer: torch.optim.Optimizer | None = None,
-        policy: Sgt | None = None,
+        policy: Sgt | Incrt | None = None,
         *,
         gauge: EntropyGauge = EntropyGauge(),  # noqa: B008  (immutable)
         observe_every: int = 0,
     ) -> None:
+        self.heads = HeadGrowth(model, optimizer, policy) if isinstance(policy, Incrt) else None
+        policy = None if isinstance(policy, Incrt) else policy
         if policy is not None and policy.prepare(model.plan).gates != model.plan.gates:
             raise InputError("model.plan.gates", model.plan.gates, "build the model from policy.prepare(plan)")
         if model.gate_delta is not None and optimizer is not None:
@@ -83,8 +63,21 @@ class Grower:
         self.state = SgtState()
         self.average = Average(0.0 if policy is None else policy.beta)
 
-    def step(self, tokens: Tensor) -> Growth:
-        """Measure and grow, when either is due, after an update on tokens (B, T), this process's share of the batch."""
+    def step(self, tokens: Tensor, labels: Tensor | None = None, fresh: Fresh | None = None) -> Growth:
+        """Measure and grow, when either is due, after an update on tokens (B, T), this process's share of the batch.
+
+        `Incrt` also needs the labels, and `fresh` batches, not trained on yet, to try a head's removal on; without,
+        that is done on the present batch.
+        """
+        growth = self._loops(tokens)
+        if self.heads is None:
+            return growth
+        if labels is None:
+            raise InputError("labels", None, "are needed to measure what the task asks of attention")
+        heads = self.heads.step(tokens, labels, fresh)
+        return Growth(growth.events + heads.events, growth.changed or heads.changed, growth.observation)
+
+    def _loops(self, tokens: Tensor) -> Growth:
         self.done += 1
         policy, done = self.policy, self.done
         probes = policy is not None and policy.probes(self.state, done)
@@ -125,9 +118,9 @@ class Grower:
         return [values[a:b] for a, b in pairwise(accumulate(self.model.plan.heads, initial=0))]
 
     def _observation(self, readings: HeadReadings) -> dict[str, Any]:
-        return {"head_entropy": _recorded(self._by_layer(readings.entropy)), **self._loops(readings)}
+        return {"head_entropy": _recorded(self._by_layer(readings.entropy)), **self._loop_facts(readings)}
 
-    def _loops(self, readings: HeadReadings) -> dict[str, Any]:
+    def _loop_facts(self, readings: HeadReadings) -> dict[str, Any]:
         """Strength and relative size of every loop's update."""
         gates = self.model.gates
         loops = [
@@ -146,7 +139,7 @@ class Grower:
 
     def _decide(self, policy: Sgt, readings: HeadReadings) -> dict[str, Any]:
         entropies = self._by_layer(self.average.mean)
-        before = self._loops(readings)
+        before = self._loop_facts(readings)
         decision = from_first_rank(policy.decide(self.state, self.done, entropies))
         self.state, self.average = decision.state, Average(policy.beta)
         grown = next((g for g in self.state.grown if g.layer == decision.layer), None)
@@ -202,10 +195,17 @@ class Grower:
                 "value": None if average.value is None else average.value.tolist(),
                 "count": average.count,
             },
+            "heads": None if self.heads is None else self.heads.values(),
         }
 
-    def load_state_dict(self, data: dict[str, Any]) -> None:
-        """Go on from a state; the model is given the structure that belongs to it."""
+    def tensors(self) -> dict[str, Tensor]:
+        """The part of the state that is too large for JSON."""
+        return {} if self.heads is None else self.heads.tensors()
+
+    def load_state_dict(self, data: dict[str, Any], tensors: Mapping[str, Tensor] | None = None) -> None:
+        """Go on from a state. The model is given the loops that belong to it; it must have the heads already."""
+        if self.heads is not None:
+            self.heads.load(tensors or {}, data["heads"])
         mine, theirs = self._rule, data["rule"]
         for name in {**mine, **theirs}:
             if mine.get(name) != theirs.get(name):

@@ -8,12 +8,13 @@ itself, and a threshold that doubles in a layer where a head had to go again kee
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from meristem.errors import InputError
 from meristem.gauges.demand import DemandReading
+from meristem.growth.pruning import Pruning
 
 
 @dataclass(frozen=True)
@@ -44,42 +45,69 @@ class IncrtState:
 
 
 @dataclass(frozen=True)
+class RelativeDemand:
+    """The demand of a layer that is left, of the largest there was; its standard error; and where births begin."""
+
+    demand: float
+    noise: float
+    threshold: float
+
+
+@dataclass(frozen=True)
 class DemandDecision:
-    """The next state; the layer that is given a head, if any; and for every layer why it was not."""
+    """The next state; the layer that is given a head, if any; and for every layer why, and what was measured."""
 
     state: IncrtState
     layer: int | None
     rules: tuple[str, ...]
+    relative: tuple[RelativeDemand, ...]
 
 
 @dataclass(frozen=True)
 class Incrt:
     """When heads are born. Times are updates."""
 
-    layers: int
-    feed_every: int = 5
+    feed_every: int = 5  # updates between two looks at the demand
     decide_every: int = 50
+    calibration: int = 20  # updates at the start in which the demand of a model without attention is measured
     cool_down: int = 200  # between two changes of the structure, anywhere in the network
     warm_up: int = 300  # before the first
     last_birth: int = 10**12  # none after this, as when the learning rate decays: there would be no time to learn
+    max_heads: int = 0  # of a layer; 0 for no limit
     certainty: float = 4.0  # the demand must be this many standard errors above zero
     share: float = 0.1  # and this share of its largest value in the layer
     steady: float = 0.8  # and not be falling by itself: at least this share of the value before
     plateau: float = 0.25  # births wait while the loss falls by this share within a cool-down
     hits: int = 2  # decisions in a row
     feeds: int = 5  # that the gauge must have seen since the last change
+    prune: bool = True
+    pruning: Pruning = field(default_factory=Pruning)
+    seed: int = 0
 
     def __post_init__(self) -> None:
-        for field in ("layers", "feed_every", "decide_every", "cool_down", "hits", "feeds"):
-            if getattr(self, field) < 1:
-                raise InputError(field, getattr(self, field), "must be at least 1")
-        for field in ("share", "plateau"):
-            if not 0 < getattr(self, field) <= 1:
-                raise InputError(field, getattr(self, field), "must be above 0 and at most 1")
+        for name in ("feed_every", "decide_every", "calibration", "cool_down", "hits", "feeds"):
+            if getattr(self, name) < 1:
+                raise InputError(name, getattr(self, name), "must be at least 1")
+        for name in ("share", "plateau"):
+            if not 0 < getattr(self, name) <= 1:
+                raise InputError(name, getattr(self, name), "must be above 0 and at most 1")
+        if self.max_heads < 0:
+            raise InputError("max_heads", self.max_heads, "must be 0, for no limit, or above")
 
-    @property
-    def start(self) -> IncrtState:
-        return IncrtState((LayerDemand(),) * self.layers)
+    def start(self, layers: int) -> IncrtState:
+        """Where the policy begins with a model of so many layers."""
+        return IncrtState((LayerDemand(),) * layers)
+
+    def predicted(self, spectrum: Sequence[float]) -> dict[str, float]:
+        """How many heads the singular values of the first demand, the largest first, let one expect.
+
+        `count` are those above the threshold, `estimate` is their intrinsic dimension times the log of the range.
+        """
+        largest = max(spectrum, default=0.0)
+        if not largest > 0:
+            return {"count": 0, "estimate": 0.0}
+        count = sum(value > self.share * largest for value in spectrum)
+        return {"count": count, "estimate": sum(spectrum) / largest * math.log(1 / self.share)}
 
     def calibrated(self, state: IncrtState, readings: Sequence[DemandReading]) -> IncrtState:
         """With the demand that was measured while the attention of the model had no output."""
@@ -89,21 +117,31 @@ class Incrt:
         )
         return replace(state, layers=layers)
 
+    def has_cooled(self, state: IncrtState, done: int) -> bool:
+        """Whether the last change of the structure is long enough ago for another."""
+        return done - state.last_change >= self.cool_down
+
     def decide(
-        self, state: IncrtState, done: int, readings: Sequence[DemandReading], loss: float, feeds: int
-    ) -> DemandDecision:
-        """After `done` updates, `feeds` of which the gauge has seen since the last change; `loss` is smoothed."""
+        self, state: IncrtState, done: int, readings: Sequence[DemandReading], loss: float, feeds: int,
+        full: Set[int] = frozenset(),
+    ) -> DemandDecision:  # fmt: skip
+        """After `done` updates, `feeds` of which the gauge has seen since the last change; `loss` is smoothed.
+
+        Layers that are `full` have as many heads as they may have.
+        """
         state = self.calibrated(state, readings)
+        relative = tuple(self._relative(layer, r) for layer, r in zip(state.layers, readings, strict=True))
         judged = [self._judge(layer, reading) for layer, reading in zip(state.layers, readings, strict=True)]
         losses = (*(entry for entry in state.losses if entry[0] >= done - self.cool_down), (done, loss))
         state = replace(state, layers=tuple(layer for layer, _ in judged), losses=losses)
         rules = tuple(rule for _, rule in judged)
         waiting = self._waiting(state, done, feeds)
-        ready = [i for i, layer in enumerate(state.layers) if layer.hits >= self.hits]
+        ready = [i for i, layer in enumerate(state.layers) if layer.hits >= self.hits and i not in full]
         if waiting or not ready:
-            return DemandDecision(state, None, tuple(f"{rule}; {waiting}" if waiting else rule for rule in rules))
+            rules = tuple(f"{rule}; {waiting}" if waiting else rule for rule in rules)
+            return DemandDecision(state, None, rules, relative)
         chosen = max(ready, key=lambda i: (readings[i].slope / state.layers[i].largest, i))
-        return DemandDecision(self._changed(state, done), chosen, rules)
+        return DemandDecision(self._changed(state, done), chosen, rules, relative)
 
     def removed(self, state: IncrtState, done: int, layer: int, *, born_here: bool) -> IncrtState:
         """After a head of a layer has been removed; where the policy gave birth to it, the layer becomes stricter."""
@@ -111,6 +149,11 @@ class Incrt:
         if born_here:
             layers[layer] = replace(layers[layer], strictness=2 * layers[layer].strictness)
         return self._changed(replace(state, layers=tuple(layers)), done)
+
+    def _relative(self, layer: LayerDemand, reading: DemandReading) -> RelativeDemand:
+        scale = layer.largest or math.nan
+        noise = reading.slope / reading.certainty if reading.certainty else math.nan
+        return RelativeDemand(reading.slope / scale, abs(noise) / scale, self.share * layer.strictness)
 
     def _judge(self, layer: LayerDemand, reading: DemandReading) -> tuple[LayerDemand, str]:
         threshold = self.share * layer.strictness * layer.largest
@@ -132,7 +175,7 @@ class Incrt:
             return "the run has just begun"
         if done > self.last_birth:
             return "the run is near its end"
-        if done - state.last_change < self.cool_down:
+        if not self.has_cooled(state, done):
             return "the last change was not long ago"
         if feeds < self.feeds:
             return "too little has been seen since the last change"

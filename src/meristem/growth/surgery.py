@@ -2,21 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
 from meristem.growth.edits import AddHead, RemoveHead
 from meristem.growth.heads import drop_head, empty_head, insert_head, mean_head
-from meristem.model import Decoder
 from meristem.model.attention import Attention
+from meristem.model.transformer import Watch
+from meristem.plan import Plan
 
 # Takes the two projections of a layer, or two tensors shaped like them, and what they are; gives the new ones.
 Map = Callable[[Tensor, Tensor, str], tuple[Tensor, Tensor]]
 
 
-def add_head(model: Decoder, optimizer: torch.optim.Optimizer | None, edit: AddHead) -> None:
+class Layer(Protocol):
+    """A layer whose attention can be given heads."""
+
+    attention: Attention
+
+    def attention_input(self, stream: Tensor) -> Tensor: ...
+
+
+class Model(Protocol):
+    """What heads can be born in: the language model, the classifier, or any other with such layers."""
+
+    plan: Plan
+
+    @property
+    def stack(self) -> Sequence[Layer]: ...
+
+    def take(self, plan: Plan) -> None: ...
+
+    def loss(self, tokens: Tensor, labels: Tensor, *, watch: Watch | None = None) -> Tensor: ...
+
+    def allowed(self, tokens: Tensor) -> Tensor: ...
+
+    def parameters(self) -> Iterator[nn.Parameter]: ...
+
+
+def add_head(model: Model, optimizer: torch.optim.Optimizer | None, edit: AddHead) -> None:
     """Give a layer another head. With a zero output the model's function stays as it is, bit for bit.
 
     The newborn's first moment is zero. Its second moment is the mean of the other heads': from zero, under a step
@@ -38,7 +65,7 @@ def add_head(model: Decoder, optimizer: torch.optim.Optimizer | None, edit: AddH
     model.take(plan)
 
 
-def remove_head(model: Decoder, optimizer: torch.optim.Optimizer | None, edit: RemoveHead) -> None:
+def remove_head(model: Model, optimizer: torch.optim.Optimizer | None, edit: RemoveHead) -> None:
     """Take a head out of a layer, for good: its weights and moments are gone."""
     plan = edit.apply(model.plan)
     layer = model.plan.layers[edit.layer]
