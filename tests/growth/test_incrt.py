@@ -119,4 +119,4 @@ def test_bad_settings_are_named() -> None:
     for changes in ({"max_heads": -1}, {"share": 0.0}, {"hits": 0}, {"calibration": 0}):
         (name, value), *_ = changes.items()
         with pytest.raises(InputError, match=f"{name} = {value}"):
-            Incrt(**changes)  # type: ignore[arg-type]
+            Incrt(**changes)
