@@ -651,3 +651,63 @@ def test_files(tmp_path: Path) -> None:
             Plan.load(path)
     with pytest.raises(RunError, match=r"absent\.json: cannot be read"):
         Plan.load(tmp_path / "absent.json")
+
+
+# --- classifiers, and heads that do not fill the width --------------------------------------------------------------
+
+
+def test_a_classifier_costs_its_classes_instead_of_the_vocabulary() -> None:
+    plan = Plan.uniform(layers=2, width=64, heads=4, vocabulary=100, context=10)
+    classifier = replace(plan, classes=7)
+    assert classifier.parameters == plan.parameters + 7 * 64 + 7
+    assert classifier.cost.answer == 2 * 7 * 64
+    assert classifier.cost.forward.full == plan.cost.forward.full - 2 * 64 * 100
+    assert classifier.cost.forward.causal == classifier.cost.forward.full, "every token sees all others"
+    assert classifier.cost.kv_bytes_per_token == 0
+    training = classifier.cost.training_of(3, 10)
+    assert training.full == training.causal == 3 * (30 * classifier.cost.forward.full + 3 * classifier.cost.answer)
+    assert classifier.memory(100).loss < plan.memory(100).loss
+
+
+def test_classifier_plans_in_json() -> None:
+    plan = Plan.uniform(layers=1, width=64, heads=4, vocabulary=100, context=10)
+    assert not {"classes", "pooling"} & set(plan.to_dict())
+    for pooling in ("mean", "first"):
+        classifier = replace(plan, classes=3, pooling=pooling)
+        assert classifier.to_dict()["classes"] == 3
+        assert Plan.from_json(classifier.to_json()) == classifier
+    assert len({plan.digest, replace(plan, classes=3).digest, replace(plan, classes=3, pooling="first").digest}) == 3
+
+
+def test_classifier_plans_in_words() -> None:
+    text = str(Plan.uniform(layers=1, width=64, heads=4, vocabulary=100, context=10, classes=3))
+    assert "3 classes read from all tokens" in text
+    assert "causal" not in text
+    assert "KV cache" not in text
+    assert "read from the first" in str(Plan.uniform(layers=1, width=64, heads=4, classes=3, pooling="first"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"classes": 1}, ["classes = 1", "at least 2"]),
+        ({"classes": True}, ["classes = True"]),
+        ({"classes": 3, "pooling": "max"}, ["pooling = 'max'", "mean, first"]),
+        ({"pooling": "first"}, ["pooling = 'first'", "no classes"]),
+    ],
+)
+def test_classifier_errors(arguments: dict[str, Any], words: list[str]) -> None:
+    with pytest.raises(InputError) as error:
+        Plan.uniform(layers=1, width=64, heads=4, **arguments)
+    assert all(word in str(error.value) for word in words)
+
+
+def test_heads_of_a_given_dim_need_not_fill_the_width() -> None:
+    plan = Plan.uniform(layers=3, width=768, heads=1, head_dim=64)
+    assert plan.layers == (LayerPlan(1, 64, 1),) * 3
+    assert Plan.from_heads([5, 7], width=100, head_dim=6).layers == (LayerPlan(5, 6, 5), LayerPlan(7, 6, 7))
+    assert Plan.from_heads([4], width=100, head_dim=6, kv_group=2).layers == (LayerPlan(4, 6, 2),)
+    with pytest.raises(InputError, match=r"head_dim = 64: .*uniform"):
+        Plan.prism(layers=12, width=768, heads=12, head_dim=64)
+    with pytest.raises(InputError, match="head_dim = 7"):
+        Plan.uniform(layers=1, width=768, heads=1, head_dim=7)

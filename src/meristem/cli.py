@@ -72,6 +72,9 @@ def plan_command(
     vocabulary: Annotated[int, typer.Option(help="Vocabulary size.")] = 50304,
     context: Annotated[int, typer.Option(help="Context length.")] = 1024,
     feed_forward: Annotated[int | None, typer.Option(help="Feed-forward size; 8/3 of the width.")] = None,
+    head_dim: Annotated[int | None, typer.Option(help="Head dim; width / heads. For uniform and lists.")] = None,
+    classes: Annotated[int | None, typer.Option(help="Plan a classifier that tells so many classes apart.")] = None,
+    pooling: Annotated[str, typer.Option(help="What a classifier's answer is read from: mean or first.")] = "mean",
     tensor_parallel: Annotated[int, typer.Option(help="Warn unless this size divides all head counts.")] = 1,
     batch_tokens: Annotated[int, typer.Option(help="Tokens per forward pass, for the memory estimate.")] = 32768,
     against: Annotated[str | None, typer.Option(help="Schedule to set beside this one, such as uniform.")] = None,
@@ -85,11 +88,14 @@ def plan_command(
 
     shape: dict[str, Any] = {
         "vocabulary": vocabulary, "context": context, "feed_forward": feed_forward, "kv_group": kv_group,
-        "force_multi_query": mqa,
+        "force_multi_query": mqa, "head_dim": head_dim, "classes": classes, "pooling": pooling,
     }  # fmt: skip
     solver: dict[str, Any] = {"dims": _integers("dims", dims), "ramp": ramp, "seed": seed}
     if file is not None:
-        given = {"layers": layers, "width": width, "heads": heads, "schedule": schedule, "mqa": mqa or None}
+        given = {
+            "layers": layers, "width": width, "heads": heads, "schedule": schedule, "mqa": mqa or None,
+            "head_dim": head_dim, "classes": classes,
+        }  # fmt: skip
         for field, value in given.items():
             if value is not None:
                 raise InputError(field, value, f"cannot be given together with --plan {file}")
@@ -117,7 +123,7 @@ def plan_command(
         other = Plan.scheduled(
             against, layers=len(plan.layers), width=plan.width, heads=max(plan.heads), **solver,
             vocabulary=plan.vocabulary, context=plan.context, feed_forward=plan.feed_forward,
-            kv_group=ratios.pop() if len(ratios) == 1 else 1,
+            kv_group=ratios.pop() if len(ratios) == 1 else 1, classes=plan.classes, pooling=plan.pooling,
         )  # fmt: skip
     if as_json:
         facts = plan_facts(plan, tensor_parallel)

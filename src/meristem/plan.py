@@ -5,7 +5,8 @@ any mix of layers; in particular heads times head dim need not equal the width.
 
 Shapes and symbols: d width, f feed-forward size, V vocabulary, T context; per layer h heads of dim e, k
 key/value heads, loops (extra attention passes over some of the heads) and repeats (extra executions of the
-whole block). One multiply-add is two FLOPs.
+whole block). One multiply-add is two FLOPs. A plan with classes is that of an encoder, whose tokens all see each
+other and whose output is one score per class for the whole sequence.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ FORMAT = "meristem-plan/1"
 FLASH_LIMIT = 256  # flash and cuDNN attention kernels stop here
 LOSS_CHUNK = 8192 * 50304  # logits that exist at a time during the vocabulary loss: 0.8 GB in bf16
 FLASHINFER_DIMS = (64, 128, 256, 512)
+POOLINGS = ("mean", "first")  # what a classifier's answer is read from: all tokens alike, or the first one
 
 
 def default_feed_forward(width: int) -> int:
@@ -107,7 +109,10 @@ class LayerPlan:
 
 @dataclass(frozen=True)
 class Flops:
-    """Per token: `full` counts the whole T x T square, `causal` the keys a position may see (averaged)."""
+    """Per token: `full` counts the whole T x T square, `causal` the keys a position may see (averaged).
+
+    In a classifier a position sees all, and both are the same.
+    """
 
     full: int = 0
     causal: int = 0
@@ -121,18 +126,27 @@ class Flops:
 
 @dataclass(frozen=True)
 class Cost:
-    """What a layer, or a whole model, costs. FLOPs and bytes are per token; softmax elements per sequence."""
+    """What a layer, or a whole model, costs.
+
+    FLOPs and bytes are per token; softmax elements, and the FLOPs of a classifier's answer, per sequence.
+    """
 
     parameters: int = 0
     forward: Flops = Flops()
     softmax_elements: int = 0
     kv_bytes_per_token: int = 0
     activation_bytes_per_token: int = 0
+    answer: int = 0
 
     @property
     def training(self) -> Flops:
         """Forward and backward: every product has two gradient products of the same size."""
         return self.forward * 3
+
+    def training_of(self, sequences: int, length: int) -> Flops:
+        """Forward and backward of whole sequences, all of the length (the context) that this is the cost of."""
+        answers = 3 * self.answer * sequences
+        return self.training * (sequences * length) + Flops(answers, answers)
 
     def __add__(self, other: Cost) -> Cost:
         return Cost(
@@ -141,6 +155,7 @@ class Cost:
             self.softmax_elements + other.softmax_elements,
             self.kv_bytes_per_token + other.kv_bytes_per_token,
             self.activation_bytes_per_token + other.activation_bytes_per_token,
+            self.answer + other.answer,
         )
 
 
@@ -161,7 +176,7 @@ class Memory:
 
 @dataclass(frozen=True)
 class Plan:
-    """The structure of a decoder-only language model."""
+    """The structure of a decoder-only language model, or, with `classes`, of an encoder that tells these apart."""
 
     width: int
     vocabulary: int
@@ -169,10 +184,18 @@ class Plan:
     feed_forward: int
     layers: tuple[LayerPlan, ...]
     gates: Gates | None = None  # without gates, loops run at full strength
+    classes: int | None = None
+    pooling: str = "mean"  # of a classifier
 
     def __post_init__(self) -> None:
         for field in ("width", "vocabulary", "context", "feed_forward"):
             _at_least(field, getattr(self, field), 1)
+        if self.classes is not None:
+            _at_least("classes", self.classes, 2)
+        if self.pooling not in POOLINGS:
+            raise InputError("pooling", self.pooling, f"must be one of {', '.join(POOLINGS)}")
+        if self.classes is None and self.pooling != "mean":
+            raise InputError("pooling", self.pooling, "is of classifiers only, and this plan has no classes")
         if not isinstance(self.layers, tuple) or not all(isinstance(layer, LayerPlan) for layer in self.layers):
             raise InputError("layers", self.layers, "must be a tuple of LayerPlan")
         if not self.layers:
@@ -200,10 +223,13 @@ class Plan:
         vocabulary: int = 50304,
         context: int = 1024,
         feed_forward: int | None = None,
+        head_dim: int | None = None,
         kv_group: int = 1,
         force_multi_query: bool = False,
+        classes: int | None = None,
+        pooling: str = "mean",
     ) -> Plan:
-        """A plan whose layers split the width evenly among the given head counts.
+        """A plan whose layers split the width evenly among the given head counts, or have heads of `head_dim`.
 
         `kv_group` query heads share one key/value head, the same number in every layer, which keeps all
         shapes equal. `force_multi_query` takes one key/value head per layer, which does not.
@@ -211,7 +237,7 @@ class Plan:
         _at_least("width", width, 1)
         if not heads:
             raise InputError("layers", 0, "must be at least 1")
-        for h in heads:
+        for h in heads if head_dim is None else ():
             if h < 1 or width % h:
                 raise InputError("heads", h, f"must divide width {width}: one of {divisors(width)}")
             if (width // h) % 2:
@@ -228,9 +254,10 @@ class Plan:
                         "kv_group", kv_group, f"must divide every head count {list(heads)}: one of {allowed}"
                     )
             kv_heads = [h // kv_group for h in heads]
-        layers = tuple(LayerPlan(h, width // h, k) for h, k in zip(heads, kv_heads, strict=True))
+        dims = [width // h if head_dim is None else head_dim for h in heads]
+        layers = tuple(LayerPlan(h, e, k) for h, e, k in zip(heads, dims, kv_heads, strict=True))
         size = default_feed_forward(width) if feed_forward is None else feed_forward
-        return cls(width, vocabulary, context, size, layers)
+        return cls(width, vocabulary, context, size, layers, classes=classes, pooling=pooling)
 
     @classmethod
     def scheduled(
@@ -246,6 +273,13 @@ class Plan:
         **shape: Any,
     ) -> Plan:
         """A plan from a named schedule; see `meristem.schedules.head_schedule`."""
+        if shape.get("head_dim") is not None:
+            if schedule != "uniform":
+                raise InputError(
+                    "head_dim", shape["head_dim"],
+                    f"goes with the uniform schedule or a list of head counts; {schedule} has dims of its own",
+                )  # fmt: skip
+            return cls.from_heads([heads] * layers, width=width, **shape)
         counts = head_schedule(schedule, layers=layers, width=width, heads=heads, dims=dims, ramp=ramp, seed=seed)
         return cls.from_heads(counts, width=width, **shape)
 
@@ -307,14 +341,14 @@ class Plan:
         q, kv = layer.query_width, layer.kv_width
         attention_matrices = d * (q + 2 * kv) + q * d
         feed_forward_matrices = 3 * d * f
-        forward = _products(attention_matrices + feed_forward_matrices) + _attention(q, t)
+        forward = _products(attention_matrices + feed_forward_matrices) + self._attention(q)
         softmax, kv_values = layer.heads * t * t, 2 * kv
         # Saved for backward in bf16, with the residual stream in float32: two residuals, two normed inputs,
         # q k v, attention output with its log-sum-exp, gate and up (their product is formed again).
         activations = 2 * (4 * d + 2 * d) + 2 * (q + 2 * kv) + 2 * q + 4 * layer.heads + 4 * f
         if layer.loop is not None:
             m, passes = len(layer.loop.heads) * layer.head_dim, layer.loop.passes
-            forward += (_products(4 * d * m) + _attention(m, t)) * passes
+            forward += (_products(4 * d * m) + self._attention(m)) * passes
             softmax += len(layer.loop.heads) * t * t * passes
             kv_values += 2 * m * passes
             activations += (2 * d + 2 * 4 * m + 4 * len(layer.loop.heads)) * passes
@@ -323,17 +357,28 @@ class Plan:
             attention_matrices + feed_forward_matrices + 2 * d,
             forward * times,
             softmax * times,
-            2 * kv_values * times,
+            2 * kv_values * times if self.classes is None else 0,  # nothing is kept: an encoder reads all at once
             activations * times,
         )
 
+    def _attention(self, query_width: int) -> Flops:
+        """Scores and weighted sum: 4 T per channel over the square, 2 (T + 1) averaged over causal positions."""
+        full = 4 * self.context * query_width
+        return Flops(full, 2 * (self.context + 1) * query_width if self.classes is None else full)
+
     @property
     def outer_cost(self) -> Cost:
-        """Token embedding tied with the output projection, the last norm, and the gates of loops."""
-        d, v = self.width, self.vocabulary
+        """Token embedding, the last norm, the gates of loops, and the output projection.
+
+        That of a language model is tied with the embedding; a classifier's has a bias.
+        """
+        d, v, c = self.width, self.vocabulary, self.classes
         gates = self.gates
         trained = len(self.layers) * gates.passes * gates.heads if gates is not None and gates.trained else 0
-        return Cost(v * d + d + trained, _products(v * d), activation_bytes_per_token=4 * d + 2 * d)
+        activations = 4 * d + 2 * d
+        if c is None:
+            return Cost(v * d + d + trained, _products(v * d), activation_bytes_per_token=activations)
+        return Cost(v * d + d + trained + (d + 1) * c, activation_bytes_per_token=activations, answer=2 * d * c)
 
     @property
     def cost(self) -> Cost:
@@ -349,12 +394,15 @@ class Plan:
         _at_least("batch_tokens", batch_tokens, 1)
         cost = self.cost
         rows = min(batch_tokens, LOSS_CHUNK // self.vocabulary)
+        logits, weight_gradients = 2 * rows * self.vocabulary, (4 + 2) * self.vocabulary * self.width
+        if self.classes is not None:
+            logits, weight_gradients = 4 * -(-batch_tokens // self.context) * self.classes, 0
         return Memory(
             weights=(4 + 2) * cost.parameters,  # float32 and the bf16 copy the products read
             gradients=4 * cost.parameters,
             optimizer=8 * cost.parameters,
             activations=batch_tokens * cost.activation_bytes_per_token,
-            loss=2 * rows * self.vocabulary + (4 + 2) * self.vocabulary * self.width,  # logits, weight gradients
+            loss=logits + weight_gradients,
         )
 
     def warnings(self, tensor_parallel: int = 1) -> list[str]:
@@ -388,10 +436,12 @@ class Plan:
     # --- exchange -------------------------------------------------------------------------------------------
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON. What a plan without growth does not have is left out."""
+        """Plain values for JSON. What a plan without growth, or a language model, does not have is left out."""
         data = {"format": FORMAT, **asdict(self)}
         if self.gates is None:
             del data["gates"]
+        if self.classes is None:
+            del data["classes"], data["pooling"]
         for layer in data["layers"]:
             if not layer["repeats"]:
                 del layer["repeats"]
@@ -404,7 +454,8 @@ class Plan:
             found = data.get("format") if isinstance(data, dict) else type(data).__name__
             raise InputError("format", found, f"must be {FORMAT!r}")
         rest = {k: v for k, v in data.items() if k != "format"}
-        _check_fields("plan", rest, ("width", "vocabulary", "context", "feed_forward"), ("layers",), ("gates",))
+        sizes, optional = ("width", "vocabulary", "context", "feed_forward"), ("gates", "classes", "pooling")
+        _check_fields("plan", rest, sizes, ("layers",), optional)
         if not isinstance(rest["layers"], list):
             raise InputError("layers", rest["layers"], "must be a list")
         layers = tuple(_layer_from_dict(f"layers[{i}]", entry) for i, entry in enumerate(rest["layers"]))
@@ -459,14 +510,18 @@ class Plan:
         widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
         lines = ["  ".join(cell.rjust(w) for cell, w in zip(row, widths, strict=True)) for row in rows]
         cost = self.cost
+        causal, full = (f"{flops / 1e6:,.1f}" for flops in (cost.forward.causal, cost.forward.full))
+        work = f"{causal} MFLOP/token causal, {full} full square"
+        cache, answer = f"; KV cache {cost.kv_bytes_per_token:,} bytes/token", ""
+        if self.classes is not None:
+            work, cache = f"{full} MFLOP/token, all tokens seeing each other", ""
+            answer = f"; {self.classes} classes read from " + ("all tokens" if self.pooling == "mean" else "the first")
         lines += [
             "(each line is one layer's cost, for the layers named)",
             f"width {self.width}, vocabulary {self.vocabulary}, context {self.context}, "
-            f"feed-forward {self.feed_forward}",
-            f"parameters {cost.parameters:,} in all; forward {cost.forward.causal / 1e6:,.1f} MFLOP/token "
-            f"causal, {cost.forward.full / 1e6:,.1f} full square; training three times that",
-            f"softmax elements {cost.softmax_elements:,} per sequence; "
-            f"KV cache {cost.kv_bytes_per_token:,} bytes/token",
+            f"feed-forward {self.feed_forward}{answer}",
+            f"parameters {cost.parameters:,} in all; forward {work}; training three times that",
+            f"softmax elements {cost.softmax_elements:,} per sequence{cache}",
             *([] if self.gates is None else [f"gates for {self.gates.passes} passes over {self.gates.heads} heads"]),
             f"plan {self.digest[:12]}",
         ]
@@ -478,11 +533,6 @@ class Plan:
 
 def _products(weights: int) -> Flops:
     return Flops(2 * weights, 2 * weights)
-
-
-def _attention(query_width: int, context: int) -> Flops:
-    """Scores and weighted sum: 4 T per channel over the square, 2 (T + 1) averaged over causal positions."""
-    return Flops(4 * context * query_width, 2 * (context + 1) * query_width)
 
 
 def _at_least(field: str, value: object, minimum: int) -> None:

@@ -11,6 +11,7 @@ def plan_facts(plan: Plan, tensor_parallel: int = 1) -> dict[str, Any]:
     """What `meristem plan --json` prints."""
     cost = plan.cost
     return {
+        **({} if plan.classes is None else {"classes": plan.classes, "pooling": plan.pooling}),
         "heads": list(plan.heads),
         "head_dims": list(plan.head_dims),
         "kv_heads": list(plan.kv_heads),
@@ -23,6 +24,7 @@ def plan_facts(plan: Plan, tensor_parallel: int = 1) -> dict[str, Any]:
         },
         "softmax_elements": cost.softmax_elements,
         "kv_bytes_per_token": cost.kv_bytes_per_token,
+        **({} if plan.classes is None else {"flops_per_answer": cost.answer}),
         "warnings": plan.warnings(tensor_parallel),
         "digest": plan.digest,
     }

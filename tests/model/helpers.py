@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 import torch
@@ -17,9 +17,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from meristem.growth.edits import LoopHeads
-from meristem.model import Decoder
+from meristem.model import Decoder, Transformer
 from meristem.model.fused import project_heads
 from meristem.plan import Gates, LayerPlan, Loop, Plan
+
+Model = TypeVar("Model", bound=Transformer)
 
 SIZES: dict[str, dict[str, Any]] = {
     "small": {"layers": 12, "width": 768, "heads": 12},
@@ -102,7 +104,7 @@ def complex_rotation(x: Tensor, first: int = 0, theta: float = 10_000.0) -> Tens
     return torch.cat((turned.real, turned.imag), dim=-1)
 
 
-def with_exact_positions(model: Decoder) -> Decoder:
+def with_exact_positions(model: Model) -> Model:
     """The same model in float64, and its tables of positions too, which are made in float32."""
     for dim in set(model.plan.head_dims):
         ones = torch.ones(1, model.plan.context, 1, dim // 2, dtype=torch.float64)

@@ -99,13 +99,13 @@ class Attention(nn.Module):
     ) -> Tensor:
         """What the given heads, each (B, heads, T, head dim), read, also from what the cache holds before `start`.
 
-        `mask` (B, 1, T, S) replaces `causal`; `out` (d, heads e) writes the result, (B, T, d).
+        `mask` (B or 1, 1, T, S) replaces `causal`; `out` (d, heads e) writes the result, (B, T, d).
         """
         new_keys = keys
         if cache is not None:
             keys, values = cache.append(start, keys, values)
-        # The fixed kernel is the training one; decoding has masks and shapes that it may refuse.
-        fixed = None if cache is not None or mask is not None else self.backend
+        # The fixed kernel is the training one, causal or with an encoder's mask; decoding may ask for more than it can.
+        fixed = self.backend if cache is None and (mask is None or not causal) else None
         with nullcontext() if fixed is None else sdpa_kernel(BACKENDS[fixed]):
             mixed = scaled_dot_product_attention(
                 queries,

@@ -22,12 +22,17 @@ BACKENDS = {
 
 
 def choose_backends(
-    layers: Sequence[LayerPlan], device: torch.device, dtype: torch.dtype, wanted: str = "auto"
+    layers: Sequence[LayerPlan],
+    device: torch.device,
+    dtype: torch.dtype,
+    wanted: str = "auto",
+    *,
+    masked: bool = False,
 ) -> list[str]:
     """The backend of each layer: the first of the preferred ones that runs its head dim forward and backward.
 
     `wanted` names one backend for all layers, or "auto": cuDNN first on Hopper and later, where it is the fastest,
-    flash first elsewhere.
+    flash first elsewhere. With `masked` it has to take a mask of padding, and is not causal.
     """
     if wanted not in ("auto", *BACKENDS):
         raise InputError("attention", wanted, f"must be auto or one of {', '.join(BACKENDS)}")
@@ -40,26 +45,29 @@ def choose_backends(
     chosen = []
     for layer in layers:
         grouped = layer.heads != layer.kv_heads
-        name = next((b for b in order if _runs(b, layer.head_dim, grouped, device, dtype)), None)
+        name = next((b for b in order if _runs(b, layer.head_dim, grouped, masked, device, dtype)), None)
         if name is None:
             raise InputError(
                 "attention",
                 wanted,
-                f"cannot run head dim {layer.head_dim} in {dtype} on {device.type} here; use auto",
+                f"cannot run head dim {layer.head_dim} in {dtype} on {device.type} here"
+                f"{', with a mask of padding' if masked else ''}; use auto",
             )
         chosen.append(name)
     return chosen
 
 
 @cache
-def _runs(backend: str, head_dim: int, grouped: bool, device: torch.device, dtype: torch.dtype) -> bool:
+def _runs(backend: str, head_dim: int, grouped: bool, masked: bool, device: torch.device, dtype: torch.dtype) -> bool:
     """Try it: the published limits of the kernels change between versions, the kernels themselves do not lie."""
     query = torch.randn(1, 2, 128, head_dim, device=device, dtype=dtype, requires_grad=True)
     key = torch.randn(1, 1 if grouped else 2, 128, head_dim, device=device, dtype=dtype, requires_grad=True)
+    mask = torch.ones(1, 1, 1, 128, dtype=torch.bool, device=device).expand(1, 1, 128, -1) if masked else None
     try:
         with warnings.catch_warnings(), sdpa_kernel(BACKENDS[backend]):
             warnings.simplefilter("ignore")  # a refusing kernel explains itself at length
-            scaled_dot_product_attention(query, key, key, is_causal=True, enable_gqa=grouped).sum().backward()
+            mixed = scaled_dot_product_attention(query, key, key, mask, is_causal=not masked, enable_gqa=grouped)
+            mixed.sum().backward()
     except RuntimeError:
         return False
     return True

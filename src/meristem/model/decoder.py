@@ -22,6 +22,8 @@ class Decoder(Transformer):
     """A language model with the structure of `plan`, initialised from `seed`."""
 
     def __init__(self, plan: Plan, seed: int = 0) -> None:
+        if plan.classes is not None:
+            raise InputError("plan.classes", plan.classes, "is of classifiers; a language model has none")
         super().__init__(plan)
         self.initialise(seed)
 

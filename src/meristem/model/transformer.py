@@ -161,7 +161,7 @@ class Transformer(nn.Module):
 
     def use_attention(self, device: torch.device, dtype: torch.dtype, wanted: str = "auto") -> list[str]:
         """Fix the attention kernel of every layer for training in `dtype`, and return their names."""
-        names = choose_backends(self.plan.layers, device, dtype, wanted)
+        names = choose_backends(self.plan.layers, device, dtype, wanted, masked=self.plan.classes is not None)
         for block, name in zip(self.stack, names, strict=True):
             block.attention.backend = name
         return names

@@ -1,0 +1,99 @@
+"""The encoder that tells classes of sequences apart, built from a plan with `classes`."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from meristem.errors import InputError
+from meristem.model.block import INIT_STD, Norm, draw_normal
+from meristem.model.transformer import Regions, Transformer, Watch
+from meristem.plan import Plan
+
+PADDING = 0  # the token that fills up the shorter rows of a batch, on the right
+
+
+def _logits(norm: Norm, classes: nn.Linear, x: Tensor, branch: Tensor, shares: Tensor) -> Tensor:
+    """Logits (B, classes) of a stream (B, T, d), each of whose tokens counts with its share (B, T)."""
+    return classes((norm(x, branch)[1] * shares[..., None]).sum(1))
+
+
+def _class_loss(
+    norm: Norm, classes: nn.Linear, x: Tensor, branch: Tensor, shares: Tensor, labels: Tensor, weights: Tensor | None
+) -> Tensor:
+    """Mean over the rows, each times the weight of its class.
+
+    The weights are not divided out again, as they would be in a weighted mean: the loss of a batch is then the mean of
+    the losses of its parts, however many processes and micro-batches share it.
+    """
+    return cross_entropy(_logits(norm, classes, x, branch, shares), labels, weights, reduction="sum") / len(labels)
+
+
+class Classifier(Transformer):
+    """An encoder with the structure of `plan`, initialised from `seed`.
+
+    Every token sees all others of its row, both ways. Tokens are (B, T) with `PADDING` on the right, and at least one
+    real token in each row. `class_weights` (classes,) belong to the training loss and not to the model: they are not
+    saved with it.
+    """
+
+    class_weights: Tensor | None
+
+    def __init__(self, plan: Plan, seed: int = 0, class_weights: Tensor | None = None) -> None:
+        if plan.classes is None:
+            raise InputError("plan.classes", None, "must be the number of classes; without them a plan is a Decoder's")
+        super().__init__(plan)
+        self.classes = nn.Linear(plan.width, plan.classes)
+        self.register_buffer("class_weights", class_weights, persistent=False)
+        self.initialise(seed)
+
+    def draw(self, generator: torch.Generator) -> None:
+        super().draw(generator)
+        draw_normal(self.classes.weight, INIT_STD, generator)
+        nn.init.zeros_(self.classes.bias)
+
+    def loss(
+        self,
+        tokens: Tensor,
+        labels: Tensor,
+        regions: Regions = Regions(),  # noqa: B008  (immutable)
+        watch: Watch | None = None,
+    ) -> Tensor:
+        """tokens (B, T); labels (B,) number the classes."""
+        stream = self._stream(tokens, regions, watch)
+        weights = self.class_weights
+        loss = regions.leave(_class_loss, self.norm, self.classes, *stream, self.shares(tokens), labels, weights)
+        return self.with_idle_gates(loss)
+
+    def scores(self, tokens: Tensor) -> Tensor:
+        """Logits of the classes, (B, classes)."""
+        return _logits(self.norm, self.classes, *self._stream(tokens), self.shares(tokens))
+
+    def allowed(self, tokens: Tensor) -> Tensor:
+        """Every real token may look at all real tokens of its row, (B, T, T)."""
+        real = tokens != PADDING
+        return real[:, :, None] & real[:, None, :]
+
+    def shares(self, tokens: Tensor) -> Tensor:
+        """How much each token counts in what the answer is read from, (B, T): all real ones alike, or the first."""
+        real = (tokens != PADDING).to(self.norm.weight.dtype)
+        if self.plan.pooling == "first":
+            return (torch.arange(tokens.shape[1], device=tokens.device) == 0).to(real).expand_as(real)
+        return real / real.sum(1, keepdim=True)
+
+    def _stream(
+        self,
+        tokens: Tensor,
+        regions: Regions = Regions(),  # noqa: B008  (immutable)
+        watch: Watch | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """The residual stream after the last block, and that block's output, which is not added yet."""
+        length = tokens.shape[1]
+        if length > self.plan.context:
+            raise InputError("tokens", length, f"positions are more than the {self.plan.context} there are")
+        real = tokens != PADDING
+        # To ask a GPU whether there is padding would mean to wait for it: there, the mask is always made.
+        masked = tokens.device.type != "cpu" or not bool(real.all())
+        mask = real[:, None, None, :].expand(-1, 1, length, -1) if masked else None
+        return self.walk(tokens, slice(0, length), regions, watch, causal=False, mask=mask)
