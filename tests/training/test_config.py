@@ -31,7 +31,10 @@ UNUSUAL: dict[str, Any] = {
     "growth.shortlist": 5, "growth.excluded": [0, 1], "growth.order": "shallow_first", "growth.start": 0.1,
     "growth.window": 20.0, "growth.beta": 0.9, "growth.birth": "paper", "growth.train_gates": False, "growth.seed": 3,
     "growth.observe": True, "growth.observe_every": 7, "growth.probe": "fused", "growth.rows": 4,
-    "growth.like": "run",
+    "growth.like": "run", "incrt.feed_every": 3, "incrt.decide_every": 20, "incrt.calibration": 9,
+    "incrt.cool_down": 90, "incrt.warm_up": 70, "incrt.last_birth": 0.5, "incrt.max_heads": 7,
+    "incrt.certainty": 3.0, "incrt.share": 0.2, "incrt.steady": 0.7, "incrt.plateau": 0.3, "incrt.hits": 3,
+    "incrt.prune": False, "incrt.grace": 50, "incrt.redundant": 0.01, "incrt.tolerance": 0.02, "incrt.seed": 4,
 }  # fmt: skip
 
 

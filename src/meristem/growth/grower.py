@@ -35,10 +35,9 @@ class Grower:
     """Grows `model` while it trains: call `step` after every update of the optimizer.
 
     With `Sgt` loops are born; the model is built from `policy.prepare(plan)`. With `Incrt` heads are born and leave:
-    the layers' projections are then exchanged in the model and in the optimizer, so nobody else may hold on to them
-    when a step says that the structure has changed. With `observe_every` the entropy of every head is reported every
-    so many updates; without a policy that is all a grower does. Under torch.distributed the processes measure
-    together, the first one decides, and all compare their plans.
+    the layers' projections are then exchanged in the model and in the optimizer (see `Growth.exchanged`). With
+    `observe_every` the entropy of every head is reported every so many updates; without a policy that is all a grower
+    does. Under torch.distributed the processes measure together, the first one decides, and all compare their plans.
     """
 
     def __init__(
@@ -75,7 +74,8 @@ class Grower:
         if labels is None:
             raise InputError("labels", None, "are needed to measure what the task asks of attention")
         heads = self.heads.step(tokens, labels, fresh)
-        return Growth(growth.events + heads.events, growth.changed or heads.changed, growth.observation)
+        changed, exchanged = growth.changed or heads.changed, heads.exchanged
+        return Growth(growth.events + heads.events, changed, exchanged, growth.observation)
 
     def _loops(self, tokens: Tensor) -> Growth:
         self.done += 1
@@ -98,7 +98,7 @@ class Grower:
             require_equal(self.model.plan.digest, "plan")
         if policy.is_ramping(self.state, done):
             self._set_ramps(policy)
-        return Growth(events, bool(edits), observation)
+        return Growth(events, bool(edits), observation=observation)
 
     # --- measuring --------------------------------------------------------------------------------------------------
 

@@ -163,7 +163,7 @@ class HeadGrowth:
     def _changed(self, event: dict[str, Any], facts: dict[str, Any]) -> Growth:
         self.gauge.reset()
         require_equal(self.model.plan.digest, "plan")
-        return Growth([{**event, "event": "growth", **facts, "heads": list(self.model.plan.heads)}], changed=True)
+        return Growth([{**event, "event": "growth", **facts, "heads": list(self.model.plan.heads)}], True, True)
 
     # --- operating --------------------------------------------------------------------------------------------------
 

@@ -1,8 +1,8 @@
 """Checkpoints that are never half there: safetensors and JSON, hashed, written aside, renamed, marked last.
 
 A checkpoint is a folder `step-00001000` with the weights, the optimizer's moments, random-number states, a JSON state,
-and `manifest.json`, which names every file with its sha256. A folder without a manifest does not count. Nothing is
-pickled, so nothing that is loaded can run.
+in some runs what growth has measured, and `manifest.json`, which names every file with its sha256. A folder without a
+manifest does not count. Nothing is pickled, so nothing that is loaded can run.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from meristem.errors import RunError
 FORMAT = "meristem-checkpoint/1"
 MANIFEST = "manifest.json"
 FILES = ("model.safetensors", "optimizer.safetensors", "rng.safetensors", "state.json")
+GROWTH = "growth.safetensors"  # only in runs whose growth has a large state
 _NAME = re.compile(r"step-(\d{8,})")
 
 
@@ -38,6 +39,7 @@ class Checkpoint:
     optimizer: dict[str, Tensor]
     rng: dict[str, Tensor]
     state: dict[str, Any]
+    growth: dict[str, Tensor]
 
 
 def save_checkpoint(
@@ -48,6 +50,7 @@ def save_checkpoint(
     optimizer: torch.optim.Optimizer,
     state: dict[str, Any],
     keep: int,
+    growth: Mapping[str, Tensor] | None = None,
 ) -> Path:
     """Write the checkpoint of `step` under `folder` and delete all but the newest `keep`."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -59,6 +62,8 @@ def save_checkpoint(
     save_file(_on_cpu(model.state_dict()), aside / "model.safetensors")
     save_file(_on_cpu(optimizer_tensors(model, optimizer)), aside / "optimizer.safetensors")
     save_file(rng_tensors(), aside / "rng.safetensors")
+    if growth:
+        save_file(_on_cpu(growth), aside / GROWTH)
     (aside / "state.json").write_text(json.dumps({"step": step, **state}, indent=1) + "\n", encoding="utf-8")
     files = {path.name: {"sha256": _sha256(path), "bytes": path.stat().st_size} for path in sorted(aside.iterdir())}
     for name in files:
@@ -94,7 +99,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
         step, known = manifest["step"], {name: (f["bytes"], f["sha256"]) for name, f in manifest["files"].items()}
     except (KeyError, TypeError, AttributeError) as error:
         raise RunError(f"{path / MANIFEST}: not a manifest ({error!r})") from error
-    if step != _step_of(path) or set(known) != set(FILES):
+    if step != _step_of(path) or set(known) - {GROWTH} != set(FILES):
         raise RunError(f"{path / MANIFEST}: is not of this checkpoint (step {step}, files {sorted(known)})")
     for name, (size, digest) in known.items():
         file = path / name
@@ -110,6 +115,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
         optimizer=load_file(path / "optimizer.safetensors"),
         rng=load_file(path / "rng.safetensors"),
         state=read_json(path / "state.json"),
+        growth=load_file(path / GROWTH) if GROWTH in known else {},
     )
 
 
@@ -165,7 +171,7 @@ def write_atomically(path: Path, text: str) -> None:
     _flush(path.parent)
 
 
-def _on_cpu(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+def _on_cpu(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
 
 

@@ -13,6 +13,8 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from meristem.errors import InputError, RunError
 from meristem.gauges.entropy import FORMS
+from meristem.growth.incrt import Incrt
+from meristem.growth.pruning import Pruning
 from meristem.growth.sgt import Sgt
 from meristem.plan import Plan
 from meristem.schedules import PREFERRED_DIMS
@@ -86,12 +88,13 @@ class TrainConfig:
 
 @dataclass(frozen=True)
 class GrowthConfig:
-    """Extra depth that grows during training (`policy = "sgt"`), and the record of head entropies (`observe`).
+    """What grows during training: extra depth (`policy = "sgt"`, all the rest of this section) or heads (`policy =
+    "incrt"`, see the section of that name); and the record of head entropies (`observe`).
 
-    The structure is fixed from the start where `layers` are named, or taken over from another run, `like`.
+    With SGT the structure is fixed from the start where `layers` are named, or taken over from another run, `like`.
     """
 
-    policy: str = "none"  # or sgt
+    policy: str = "none"  # or sgt, or incrt
     unit: str = "head"  # what is run again: some heads of a layer, or the whole block (then fixed from the start)
     passes: int = Sgt.passes  # extra passes of a layer at most
     heads: str = Sgt.heads  # which heads: of high or low entropy, random, or all
@@ -114,7 +117,7 @@ class GrowthConfig:
     rows: int = 16
 
     def __post_init__(self) -> None:
-        for name, allowed in (("policy", ("none", "sgt")), ("unit", ("head", "block"))):
+        for name, allowed in (("policy", ("none", "sgt", "incrt")), ("unit", ("head", "block"))):
             if getattr(self, name) not in allowed:
                 raise InputError(f"growth.{name}", getattr(self, name), f"must be one of {', '.join(allowed)}")
         if len(set(self.layers)) < len(self.layers):
@@ -136,7 +139,7 @@ class GrowthConfig:
                 "growth.heads", self.heads,
                 "needs entropies, which a run has not got yet; use random or all, or name a run in growth.like",
             )  # fmt: skip
-        if self.policy == "none" and (static or self.unit == "block"):
+        if self.policy != "sgt" and (static or self.unit == "block"):
             raise InputError("growth.policy", self.policy, "must be sgt for growth.layers, growth.like or growth.unit")
         if self.start < 1 and self.window < 1 < self.start + self.window:
             raise InputError("growth.start", self.start, f"and growth.window = {self.window} are more than the run")
@@ -153,6 +156,48 @@ class GrowthConfig:
             )  # fmt: skip
         except InputError as error:
             raise in_growth(error) from None
+
+
+@dataclass(frozen=True)
+class IncrtConfig:
+    """Heads that are born and leave during training (`growth.policy = "incrt"`). Times are updates."""
+
+    feed_every: int = Incrt.feed_every  # between two looks at what the task asks of attention
+    decide_every: int = Incrt.decide_every
+    calibration: int = Incrt.calibration  # updates at the start in which the demand without attention is measured
+    cool_down: int = Incrt.cool_down  # between two changes, anywhere in the network
+    warm_up: int = Incrt.warm_up  # before the first
+    last_birth: float = 0.7  # no birth after this: part of the run up to 1, updates above
+    max_heads: int = Incrt.max_heads  # of a layer; 0 for no limit
+    certainty: float = Incrt.certainty  # standard errors above zero that a demand must have
+    share: float = Incrt.share  # of a layer's largest demand, below which no head is born
+    steady: float = Incrt.steady  # of the demand before, below which it is falling by itself
+    plateau: float = Incrt.plateau  # births wait while the loss falls by this share within a cool-down
+    hits: int = Incrt.hits  # decisions in a row
+    prune: bool = Incrt.prune
+    grace: int = 0  # before a head can leave; four times the cool-down if 0
+    redundant: float = Pruning.redundant  # a head whose own share of the output is below this may leave
+    tolerance: float = Pruning.tolerance  # of a rise of the loss without it, as a share
+    seed: int = Incrt.seed
+
+    def __post_init__(self) -> None:
+        if not self.last_birth > 0:
+            raise InputError("incrt.last_birth", self.last_birth, "must be above 0")
+        self.policy(10**9)  # refuses bad values
+
+    def policy(self, steps: int) -> Incrt:
+        """The policy for a run of so many updates."""
+        last = round(self.last_birth * steps if self.last_birth <= 1 else self.last_birth)
+        try:
+            return Incrt(
+                feed_every=self.feed_every, decide_every=self.decide_every, calibration=self.calibration,
+                cool_down=self.cool_down, warm_up=self.warm_up, last_birth=last, max_heads=self.max_heads,
+                certainty=self.certainty, share=self.share, steady=self.steady, plateau=self.plateau, hits=self.hits,
+                prune=self.prune, seed=self.seed,
+                pruning=Pruning(self.grace or 4 * self.cool_down, self.redundant, tolerance=self.tolerance),
+            )  # fmt: skip
+        except InputError as error:
+            raise InputError(f"incrt.{error.field}", error.value, error.expected) from None
 
 
 def in_growth(error: InputError) -> InputError:
@@ -195,6 +240,7 @@ class Config:
     train: TrainConfig = field(default_factory=TrainConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     growth: GrowthConfig = field(default_factory=GrowthConfig)
+    incrt: IncrtConfig = field(default_factory=IncrtConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     log: LogConfig = field(default_factory=LogConfig)
@@ -204,7 +250,7 @@ class Config:
             "train.steps": 1, "train.batch_size": 1, "train.max_skipped": 1, "eval.every": 0, "eval.windows": 1,
             "eval.batch": 1, "checkpoint.every": 0, "checkpoint.keep": 1, "log.every": 1,
         }  # fmt: skip
-        for name in ("model.shuffle_seed", "data.seed", "train.seed", "growth.seed"):
+        for name in ("model.shuffle_seed", "data.seed", "train.seed", "growth.seed", "incrt.seed"):
             if not 0 <= self[name] < 2**63:
                 raise InputError(name, self[name], "must be from 0 to 2^63 - 1")
         for name, minimum in minimums.items():

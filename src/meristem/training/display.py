@@ -31,6 +31,8 @@ def describe_loops(plan: Plan) -> str:
 
 def describe_growth(event: dict[str, Any]) -> str:
     """A decision in one line."""
+    if event["action"] in ("birth", "removal", "spare"):
+        return _describe_head(event)
     heads = ", ".join(map(str, event["heads"] or ()))
     looped = f"all heads, {heads} to stay" if event.get("birth") == "paper" else f"heads {heads}"
     done = {
@@ -42,6 +44,33 @@ def describe_growth(event: dict[str, Any]) -> str:
     }[event["action"]]
     listed = f" {event['shortlist']}" if event["shortlist"] else ""
     return f"{done} ({event['rule']}{'; shortlist' if listed else ''}{listed})"
+
+
+def _describe_head(event: dict[str, Any]) -> str:
+    layer = event["layer"]
+    count = event["heads"][layer]
+    now = f"layer {layer} now has {count} head{'s' if count > 1 else ''}"
+    done = {
+        "birth": f"a head is born: {now}",
+        "removal": f"a head has left: {now}",
+        "spare": f"layer {layer} keeps its head {event.get('head')}",
+    }[event["action"]]
+    return f"{done} ({event['rule']})"
+
+
+def describe_demand(event: dict[str, Any]) -> str:
+    """The heads of all layers, and the demand of the layer that is nearest to a birth, or farthest above."""
+    known = [
+        (demand / threshold, demand, threshold, layer)
+        for layer, (demand, threshold) in enumerate(zip(event["demand"], event["threshold"], strict=True))
+        if demand is not None and threshold
+    ]
+    heads = "heads " + "-".join(map(str, event["heads"]))
+    if not known:
+        return heads
+    _, demand, threshold, layer = max(known)
+    where = f" in L{layer}" if len(event["heads"]) > 1 else ""
+    return f"{heads} demand {demand:.2f} of {threshold:.2f}{where}"
 
 
 def describe_time(seconds: float) -> str:
@@ -63,8 +92,10 @@ class Display(Protocol):
 
     def restructured(self, plan: Plan) -> None: ...
 
+    def status(self, text: str) -> None: ...
 
-def _parts(values: dict[str, Any], loops: str = "") -> dict[str, str]:
+
+def _parts(values: dict[str, Any], growing: str = "") -> dict[str, str]:
     loss = values.get("loss")
     parts = {"loss": f"loss {'not finite' if loss is None else format(loss, '.4f')}"}
     if values.get("held_out") is not None:
@@ -77,8 +108,8 @@ def _parts(values: dict[str, Any], loops: str = "") -> dict[str, str]:
         parts["skipped"] = f"{values['skipped']} skipped"
     if values.get("left") is not None:
         parts["left"] = f"{describe_time(values['left'])} left"
-    if loops:
-        parts["loops"] = loops
+    if growing:
+        parts["growing"] = growing
     return parts
 
 
@@ -89,14 +120,14 @@ def _short_speed(speed: float) -> str:
     return f"{speed:.0f} tok/s"
 
 
-def _fitting(values: dict[str, Any], width: int, loops: str = "") -> str:
+def _fitting(values: dict[str, Any], width: int, growing: str = "") -> str:
     """The numbers in `width` characters; where they are too many, the least important go first.
 
-    Loops that do not fit stand on a line of their own.
+    What has grown stands on a line of its own if it does not fit.
     """
-    if loops and len("  ".join(_parts(values, loops).values())) > width:
-        return f"{_fitting(values, width)}\n{loops[:width]}"
-    parts = _parts(values, loops)
+    if growing and len("  ".join(_parts(values, growing).values())) > width:
+        return f"{_fitting(values, width)}\n{growing[:width]}"
+    parts = _parts(values, growing)
     if "speed" in parts:
         parts["speed"] = _short_speed(values["tokens_per_second"])
     for name in ("mfu", "held_out", "skipped", "speed", "left"):
@@ -109,7 +140,7 @@ class Lines:
     """A line per logged step, but at most one a second besides the first and the last."""
 
     def __init__(self, plan: Plan, steps: int) -> None:
-        self.structure, self.loops = describe_structure(plan), describe_loops(plan)
+        self.structure, self.growing = describe_structure(plan), describe_loops(plan)
         self.steps = steps
         self.printed: float | None = None
 
@@ -125,14 +156,17 @@ class Lines:
         if self.printed is not None and now - self.printed < 1.0 and values["step"] < self.steps:
             return
         self.printed = now
-        parts = "  ".join(_parts(values, self.loops).values())
+        parts = "  ".join(_parts(values, self.growing).values())
         print(f"step {values['step']:>{len(str(self.steps))}}/{self.steps}  {parts}", flush=True)
 
     def note(self, text: str) -> None:
         print(text, flush=True)
 
     def restructured(self, plan: Plan) -> None:
-        self.loops = describe_loops(plan)
+        self.growing = describe_loops(plan)
+
+    def status(self, text: str) -> None:
+        self.growing = text
 
 
 class Live:
@@ -144,7 +178,7 @@ class Live:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
         from rich.table import Column
 
-        self.structure, self.loops = describe_structure(plan), describe_loops(plan)
+        self.structure, self.growing = describe_structure(plan), describe_loops(plan)
         self.beside = self.BAR + 1 + len(f"{steps}/{steps}") + 1  # columns of bar and counter, which never shrink
         self.progress = Progress(
             BarColumn(self.BAR, table_column=Column(no_wrap=True, min_width=self.BAR)),
@@ -165,14 +199,17 @@ class Live:
         self.progress.stop()
 
     def update(self, values: dict[str, Any]) -> None:
-        numbers = _fitting(values, self.progress.console.width - self.beside, self.loops)
+        numbers = _fitting(values, self.progress.console.width - self.beside, self.growing)
         self.progress.update(self.task, completed=values["step"], numbers=numbers)
 
     def note(self, text: str) -> None:
         self.progress.console.print(text, highlight=False, markup=False)
 
     def restructured(self, plan: Plan) -> None:
-        self.loops = describe_loops(plan)
+        self.growing = describe_loops(plan)
+
+    def status(self, text: str) -> None:
+        self.growing = text
 
 
 class Silent:
@@ -191,6 +228,9 @@ class Silent:
         pass
 
     def restructured(self, plan: Plan) -> None:
+        pass
+
+    def status(self, text: str) -> None:
         pass
 
 

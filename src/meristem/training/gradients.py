@@ -35,17 +35,25 @@ class Gradients:
     """
 
     def __init__(self, model: nn.Module, *, compile: bool, device: torch.device) -> None:
-        self.parameters = [p for p in model.parameters() if p.requires_grad]
         self.device = device
-        self.model = model
-        self.distributed = model if isinstance(model, DistributedDataParallel) else None
+        self._follow(model)
         self.regions = compiled_regions() if compile else Regions()
         self.graph = _Graph(self) if compile and device.type == "cuda" and self.distributed is None else None
 
-    def restructured(self) -> None:
-        """To be told when the model's loops have changed: what was recorded is no longer its forward pass."""
+    def restructured(self, model: nn.Module | None = None) -> None:
+        """To be told when the model has changed: what was recorded is no longer its forward pass.
+
+        If parameters were exchanged the model, wrapped anew, must be given.
+        """
         if self.graph is not None:
             self.graph.forget()
+        if model is not None:
+            self._follow(model)
+
+    def _follow(self, model: nn.Module) -> None:
+        self.model = model
+        self.parameters = [p for p in model.parameters() if p.requires_grad]
+        self.distributed = model if isinstance(model, DistributedDataParallel) else None
 
     def __call__(self, tokens: Tensor, labels: Tensor) -> Tensor:
         """tokens and labels (micro-batches, b, T) in; the mean loss out, still on the device."""

@@ -8,7 +8,7 @@ import torch
 
 from meristem.errors import InputError, RunError
 from meristem.gauges import EntropyGauge
-from meristem.growth import BlockLoop, Grower, Sgt
+from meristem.growth import BlockLoop, Grower, Incrt, Sgt
 from meristem.growth.block_loop import steady_layers
 from meristem.model import Decoder
 from meristem.plan import Loop, Plan
@@ -23,7 +23,7 @@ def starting_plan(config: Config, plan: Plan) -> Plan:
     growth = config.growth
     if plan.context < 2 and (growth.observe or growth.policy != "none"):
         raise InputError("model.context", plan.context, "must be at least 2: one token has no entropy")
-    if growth.policy == "none":
+    if growth.policy != "sgt":
         return plan
     if plan.is_looped:
         raise InputError("model.plan", config.model.plan, "has loops already; leave growth.policy at none to train it")
@@ -99,7 +99,11 @@ def _structure(source: Path) -> tuple[Plan, list[list[float]] | None]:
 def make_grower(config: Config, model: Decoder, optimizer: torch.optim.Optimizer, start: Plan) -> Grower | None:
     """The grower of a run that began with the plan `start`; None if it neither grows nor observes."""
     growth = config.growth
-    policy = growth.sgt(config.train.steps) if growth.policy == "sgt" and not start.is_looped else None
+    policy: Sgt | Incrt | None = None
+    if growth.policy == "incrt":
+        policy = config.incrt.policy(config.train.steps)
+    elif growth.policy == "sgt" and not start.is_looped:
+        policy = growth.sgt(config.train.steps)
     if policy is None and not growth.observe:
         return None
     every = (growth.observe_every or max(1, config.train.steps // 100)) if growth.observe else 0

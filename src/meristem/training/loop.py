@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import signal
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -120,7 +122,7 @@ class Trainer:
             flops = checkpoint.state.get("flops", checkpoint.step * step_flops(config, plan))
             self.progress = Progress(checkpoint.step, skipped, in_a_row, _last_held_out(folder), flops)
             if self.grower is not None:
-                self.grower.load_state_dict(checkpoint.state["growth"])
+                self.grower.load_state_dict(checkpoint.state["growth"], checkpoint.growth)
         self.compiled = device.type == "cuda" if config.train.compile is None else config.train.compile
         self.gradients = Gradients(peers.wrap(self.model), compile=self.compiled, device=device)
         self.stream, self.sampler, self.windows = _inputs(config, plan, data)
@@ -166,8 +168,8 @@ class Trainer:
     def update(self, asked_to_stop: bool) -> Reading | None:
         """One step. Its numbers are still on their way; what comes back are those of the step before."""
         step = self.progress.step
-        self.tokens, labels = _batch(self.stream, self.sampler, step, self.config, self.peers)
-        loss = self.gradients(self.tokens, labels)
+        self.tokens, self.labels = self.batch(step)
+        loss = self.gradients(self.tokens, self.labels)
         shared = torch.stack((loss, torch.full_like(loss, float(asked_to_stop))))
         loss, asked = mean_over_ranks(shared).unbind()  # all processes decide from the same numbers
         lr = learning_rate(step, self.config.train.steps, self.config.optimizer)
@@ -177,6 +179,15 @@ class Trainer:
         if reading is not None:  # not when readings are flushed: on a CPU no time passes between the last two
             self.clock.tick()
         return reading
+
+    def batch(self, step: int) -> tuple[Tensor, Tensor]:
+        """Tokens and labels of a step: this process's share of them."""
+        return _batch(self.stream, self.sampler, step, self.config, self.peers)
+
+    def fresh(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """What will be trained on next, sequence by sequence of micro-batches."""
+        for step in itertools.count(self.progress.step):
+            yield from zip(*self.batch(step), strict=True)
 
     def settle(self, reading: Reading | None, record: Recorder) -> bool:
         """Record a finished step; whether a stop was asked for by then."""
@@ -194,13 +205,13 @@ class Trainer:
             return False
         step = self.progress.step
         with autocast(self.peers.device):
-            growth = self.grower.step(self.tokens.flatten(0, 1))
+            growth = self.grower.step(self.tokens.flatten(0, 1), self.labels.flatten(0, 1), self.fresh)
         stopping = False
         if growth.changed or growth.events:
             stopping = self.settle(self.readings.flush(), record)
             self.clock.pause()
         if growth.changed:
-            self.gradients.restructured()
+            self.gradients.restructured(self.peers.wrap(self.model) if growth.exchanged else None)
             record.restructured(step, self.plan)
         for event in growth.events:
             record.growth(step, event)
@@ -230,7 +241,7 @@ class Trainer:
         if self.peers.first:
             path = save_checkpoint(
                 self.folder.checkpoints, progress.step, model=self.model, optimizer=self.optimizer,
-                keep=config.checkpoint.keep,
+                keep=config.checkpoint.keep, growth=None if self.grower is None else self.grower.tensors(),
                 state={
                     "plan": self.plan.to_dict(), "skipped": progress.skipped, "flops": record.flops(progress.step),
                     "growth": None if self.grower is None else self.grower.state_dict(),

@@ -10,7 +10,7 @@ from meristem.plan import Plan
 from meristem.records import finite
 from meristem.training.config import Config, flatten
 from meristem.training.devices import peak_flops
-from meristem.training.display import Display, describe_growth
+from meristem.training.display import Display, describe_demand, describe_growth
 from meristem.training.distributed import Processes
 from meristem.training.meter import Clock, Reading
 from meristem.training.optimizer import learning_rate
@@ -72,10 +72,13 @@ class Recorder:
         self.display.restructured(plan)
 
     def growth(self, step: int, event: dict[str, Any]) -> None:
-        """A decision about the structure."""
+        """A decision about the structure, or what was measured where there was nothing to decide."""
         facts = {key: value for key, value in event.items() if key != "event"}
         self.event(event["event"], step, **facts, plan=self._plan.digest)
-        self.display.note(f"step {step}: {describe_growth(event)}")
+        if event["event"] == "growth":
+            self.display.note(f"step {step}: {describe_growth(event)}")
+        if "demand" in event:
+            self.display.status(describe_demand(event))
         self._warn(step, event)
 
     def observation(self, step: int, facts: dict[str, Any]) -> None:
