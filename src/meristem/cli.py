@@ -209,9 +209,47 @@ def data_prepare(
     )
 
 
+@data_app.command("prepare-labelled")
+def data_prepare_labelled(
+    out: Annotated[Path, typer.Option(help="Folder to write.")],
+    paths: Annotated[list[Path], typer.Argument(help="Files: csv, tsv, jsonl, fasta; .gz and .zst too.")],
+    validation: Annotated[list[Path] | None, typer.Option(help="File of held-out rows; repeat for more.")] = None,
+    text_column: Annotated[str | None, typer.Option(help="Column of the text; sentence, text or sequence.")] = None,
+    label_column: Annotated[str, typer.Option(help="Column of the label.")] = "label",
+    split_column: Annotated[str | None, typer.Option(help="Column that says train or validation.")] = None,
+    quote: Annotated[str, typer.Option(help="csv, none, or auto: none for tsv.")] = "auto",
+    label_field: Annotated[int, typer.Option(help="Field of FASTA headers between bars; -1 is the last.")] = -1,
+    label_table: Annotated[Path | None, typer.Option(help="CSV or TSV with the labels of FASTA records.")] = None,
+    table_id: Annotated[str, typer.Option(help="Its column of ids.")] = "id",
+    tokens: Annotated[str, typer.Option(help="words, chars, kmers, or a Hugging Face tokenizer.json.")] = "words",
+    k: Annotated[int, typer.Option(help="Letters of a k-mer.")] = 3,
+    stride: Annotated[int, typer.Option(help="Letters from one k-mer to the next.")] = 1,
+    length: Annotated[int | None, typer.Option(help="Tokens of a row; the longest, up to 512.")] = None,
+    min_count: Annotated[int, typer.Option(help="Rarer pieces are unknown.")] = 2,
+    max_vocabulary: Annotated[int, typer.Option(help="Pieces at most.")] = 50_000,
+    min_rows: Annotated[int, typer.Option(help="Leave out classes with fewer training rows.")] = 1,
+    held_out: Annotated[float, typer.Option(help="Share of texts held out, if neither file nor column says.")] = 0.1,
+    drop_duplicates: Annotated[bool, typer.Option("--drop-duplicates", help="Train on every text once.")] = False,
+    on_error: Annotated[str, typer.Option(help="For a bad row: refuse or skip.")] = "refuse",
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace data made from other inputs.")] = False,
+) -> None:
+    """Turn labelled rows into data for a classifier."""
+    from meristem.data import Columns, Cut, findings_text, prepare_labelled
+
+    table = None if label_table is None else str(label_table.resolve())
+    index = prepare_labelled(
+        paths, out, validation=validation or (),
+        columns=Columns(text_column, label_column, split_column, quote, label_field, table, table_id),
+        cut=Cut.named(tokens, k, stride), length=length, held_out=held_out, drop_duplicates=drop_duplicates,
+        min_rows=min_rows, min_count=min_count, max_vocabulary=max_vocabulary, on_error=on_error, overwrite=overwrite,
+        report=print,
+    )  # fmt: skip
+    print(f"{out}: {findings_text(index)}")
+
+
 @data_app.command("verify")
 def data_verify(folder: Annotated[Path, typer.Argument(help="A prepared folder.")]) -> None:
-    """Check every shard against its sha256."""
+    """Check every file of a prepared folder against its sha256."""
     from meristem.data import verify
 
     index = verify(folder)

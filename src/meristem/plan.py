@@ -25,6 +25,7 @@ FORMAT = "meristem-plan/1"
 FLASH_LIMIT = 256  # flash and cuDNN attention kernels stop here
 LOSS_CHUNK = 8192 * 50304  # logits that exist at a time during the vocabulary loss: 0.8 GB in bf16
 FLASHINFER_DIMS = (64, 128, 256, 512)
+PADDING = 0  # the token that fills up the shorter rows of a classifier's batch, on the right
 POOLINGS = ("mean", "first")  # what a classifier's answer is read from: all tokens alike, or the first one
 
 

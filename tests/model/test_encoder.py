@@ -17,9 +17,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from meristem.errors import InputError
-from meristem.model import PADDING, Classifier, Decoder
+from meristem.model import Classifier, Decoder
 from meristem.model.backends import choose_backends
-from meristem.plan import LayerPlan, Plan
+from meristem.plan import PADDING, LayerPlan, Plan
 
 from .helpers import complex_rotation, grown_plans, layer_plans, looped, small_plan, with_exact_positions
 

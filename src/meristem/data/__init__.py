@@ -1,10 +1,16 @@
-"""Data: files to token shards (`prepare`), and token shards to batches (`TokenData`, `Sampler`, `batch`)."""
+"""Data: files to token shards or labelled rows (`prepare`, `prepare_labelled`), and these to batches."""
 
 from meristem.data.corpus import BadPlace, Document, find_files, read_documents, stdlib_files
+from meristem.data.folder import open_data, verify
+from meristem.data.labelled import Findings, LabelledData, LabelledIndex, LabelledRows
+from meristem.data.pieces import Cut
 from meristem.data.prepare import prepare
+from meristem.data.prepare_labelled import findings_text, prepare_labelled
 from meristem.data.progress import Progress, shown_progress
+from meristem.data.recipe import Recipe
+from meristem.data.rows import Columns, read_rows
 from meristem.data.sampler import Sampler, batch, evaluation_windows
-from meristem.data.shards import Index, Shard, Split, TokenData, TokenizerFacts, TokenStream, verify
+from meristem.data.shards import Index, Shard, Split, TokenData, TokenizerFacts, TokenStream
 from meristem.data.tokenizer import (
     ByteTokenizer,
     HfTokenizer,
@@ -17,10 +23,17 @@ from meristem.data.tokenizer import (
 __all__ = [
     "BadPlace",
     "ByteTokenizer",
+    "Columns",
+    "Cut",
     "Document",
+    "Findings",
     "HfTokenizer",
     "Index",
+    "LabelledData",
+    "LabelledIndex",
+    "LabelledRows",
     "Progress",
+    "Recipe",
     "Sampler",
     "Shard",
     "Split",
@@ -32,10 +45,14 @@ __all__ = [
     "batch",
     "evaluation_windows",
     "find_files",
+    "findings_text",
     "load_tokenizer",
+    "open_data",
     "padded_vocabulary",
     "prepare",
+    "prepare_labelled",
     "read_documents",
+    "read_rows",
     "shown_progress",
     "stdlib_files",
     "verify",

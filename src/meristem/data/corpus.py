@@ -106,10 +106,15 @@ def stdlib_files(limit: int = STDLIB_BYTES) -> list[Path]:
 
 def _kind(path: Path) -> str | None:
     """The suffix that says how to read a file, without the compression; none if unknown."""
+    suffix = plain_suffix(path)
+    compressed = path.suffix.lower() in COMPRESSIONS
+    return suffix if suffix in SUFFIXES and not (compressed and suffix == ".parquet") else None
+
+
+def plain_suffix(path: Path) -> str:
+    """The suffix in small letters, without the compression."""
     name = path.name.lower()
-    compression = next((c for c in COMPRESSIONS if name.endswith(c)), "")
-    suffix = Path(name.removesuffix(compression)).suffix
-    return suffix if suffix in SUFFIXES and not (compression and suffix == ".parquet") else None
+    return Path(name.removesuffix(next((c for c in COMPRESSIONS if name.endswith(c)), ""))).suffix
 
 
 def _allowed() -> str:
@@ -136,7 +141,7 @@ def _is_utf8(path: Path) -> bool:
 def _read_whole(path: Path) -> Iterator[Document | BadPlace]:
     content = b""
     try:
-        with path.open("rb") as raw, _decompressed(raw, path) as stream:
+        with path.open("rb") as raw, decompressed(raw, path) as stream:
             content = stream.read()
             text = content.decode("utf-8-sig")
             size = raw.tell()
@@ -152,12 +157,12 @@ def _read_whole(path: Path) -> Iterator[Document | BadPlace]:
 def _read_lines(path: Path, text_field: str) -> Iterator[Document | BadPlace]:
     number = 0
     try:
-        with path.open("rb") as raw, _decompressed(raw, path) as stream:
+        with path.open("rb") as raw, decompressed(raw, path) as stream:
             for number, line in enumerate(stream, start=1):
                 if not line.strip():
                     continue
                 try:
-                    text = _text_of(_parsed(line), text_field)
+                    text = _text_of(parsed_line(line), text_field)
                 except ValueError as error:
                     yield BadPlace(path, number, str(error))
                     continue
@@ -167,7 +172,8 @@ def _read_lines(path: Path, text_field: str) -> Iterator[Document | BadPlace]:
         yield BadPlace(path, number + 1, f"cannot be read further ({error})")
 
 
-def _parsed(line: bytes) -> Any:
+def parsed_line(line: bytes) -> Any:
+    """The JSON value of a line; a ValueError says why there is none."""
     try:
         return json.loads(line.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
@@ -218,7 +224,7 @@ def _read_parquet(path: Path, text_field: str) -> Iterator[Document | BadPlace]:
         yield BadPlace(path, row + 1, f"cannot be read further ({error})")
 
 
-def _decompressed(raw: IO[bytes], path: Path) -> IO[bytes] | io.BufferedReader | gzip.GzipFile:
+def decompressed(raw: IO[bytes], path: Path) -> IO[bytes] | io.BufferedReader | gzip.GzipFile:
     """The content of an open file; reading fails with EOFError where a compressed file is cut short."""
     suffix = path.suffix.lower()
     if suffix == ".gz":

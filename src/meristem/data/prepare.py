@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
-import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -15,8 +12,9 @@ import numpy as np
 
 from meristem.data.corpus import BadPlace, find_files, read_documents
 from meristem.data.encoding import encode_chunks
+from meristem.data.folder import already_made, fingerprint, staged
 from meristem.data.progress import Progress, Report
-from meristem.data.shards import INDEX_FILE, Index, Split, TokenData, TokenizerFacts
+from meristem.data.shards import Index, Split, TokenizerFacts
 from meristem.data.tokenizer import Tokenizer, token_dtype
 from meristem.data.writer import SplitWriter
 from meristem.errors import InputError, RunError
@@ -59,15 +57,12 @@ def prepare(
     _check_settings(held_out, on_error, shard_tokens, workers)
     named, out = [Path(path) for path in paths], Path(out)
     files = find_files(named)
-    fingerprint = _fingerprint(files, [held_out, on_error, text_field, shard_tokens, tokenizer.digest])
-    made = _already_made(out, fingerprint, overwrite)
-    if made is not None:
-        return made
+    wanted = fingerprint(files, [held_out, on_error, text_field, shard_tokens, tokenizer.digest])
+    if already_made(out, wanted, overwrite):
+        return Index.load(out)
     reader = _Reader(files, text_field, on_error)
     workers = workers or _default_workers(tokenizer, reader.size)
-    staging = out.absolute().with_name(f".{out.absolute().name}.{os.getpid()}.partial")
-    try:
-        staging.mkdir(parents=True)
+    with staged(out) as staging:
         tokenizer.save(staging)
         threshold = round(held_out * HASHES)
         written = _write(reader, tokenizer, staging, threshold, shard_tokens, workers, report)
@@ -82,13 +77,10 @@ def prepare(
             train=written.train,
             held_out=written.held_out,
             skipped=reader.skipped,
-            fingerprint=fingerprint,
+            fingerprint=wanted,
             source=source or ", ".join(str(path) for path in named),
         )
         index.save(staging)
-        _put_in_place(staging, out)
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
     return index
 
 
@@ -129,7 +121,7 @@ class _Reader:
 
     def _note(self, place: BadPlace) -> None:
         if self._on_error == "refuse":
-            raise RunError(f'{place}; mend it, or pass over such places with on_error="skip" (--on-error skip)')
+            raise refusal(place)
         self.skipped += 1
         self._bad.append(place)
 
@@ -186,12 +178,21 @@ def _mended_threshold(written: _Written, threshold: int) -> int:
 def _check_settings(held_out: float, on_error: str, shard_tokens: int, workers: int | None) -> None:
     if not 0 <= held_out < 1:
         raise InputError("held_out", held_out, "must be a fraction, at least 0 and below 1")
-    if on_error not in get_args(OnError):
-        raise InputError("on_error (--on-error)", on_error, f"must be one of {list(get_args(OnError))}")
+    check_on_error(on_error)
     if shard_tokens < 1:
         raise InputError("shard_tokens", shard_tokens, "must be at least 1")
     if workers is not None and workers < 1:
         raise InputError("workers", workers, "must be at least 1")
+
+
+def check_on_error(on_error: str) -> None:
+    if on_error not in get_args(OnError):
+        raise InputError("on_error (--on-error)", on_error, f"must be one of {list(get_args(OnError))}")
+
+
+def refusal(place: BadPlace) -> RunError:
+    """The error for a bad place that ends the work."""
+    return RunError(f'{place}; mend it, or pass over such places with on_error="skip" (--on-error skip)')
 
 
 def _default_workers(tokenizer: Tokenizer, size: int) -> int:
@@ -203,39 +204,3 @@ def _default_workers(tokenizer: Tokenizer, size: int) -> int:
 
 def _dtype_name(tokenizer: Tokenizer) -> str:
     return np.dtype(token_dtype(tokenizer.vocabulary)).name
-
-
-def _fingerprint(files: Sequence[Path], settings: list[float | str]) -> str:
-    stats = [(file.resolve().as_posix(), file.stat()) for file in files]
-    content = [sorted((name, stat.st_size, stat.st_mtime_ns) for name, stat in stats), settings]
-    return hashlib.sha256(json.dumps(content).encode()).hexdigest()
-
-
-def _already_made(out: Path, fingerprint: str, overwrite: bool) -> Index | None:
-    """The index of `out` if it holds what is asked for, none if it may be written."""
-    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
-        return None
-    if not (out / INDEX_FILE).is_file():
-        raise InputError("out", str(out), "exists and is not prepared data; choose another folder")
-    if overwrite:
-        Index.load(out)  # never replace a folder that something else made
-        return None
-    index = TokenData.open(out).index
-    if index.fingerprint != fingerprint:
-        raise InputError(
-            "out",
-            str(out),
-            "holds data from other files or settings; use overwrite (--overwrite), or choose another folder",
-        )
-    return index
-
-
-def _put_in_place(staging: Path, out: Path) -> None:
-    """Give the finished folder its name, moving an older one out of the way first."""
-    if (out / INDEX_FILE).exists():
-        old = staging.with_suffix(".old")
-        out.rename(old)
-        staging.rename(out)
-        shutil.rmtree(old)
-    else:
-        staging.rename(out)

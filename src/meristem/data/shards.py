@@ -150,7 +150,7 @@ class TokenData:
         index = Index.load(folder)
         stored = np.dtype(STORED_TYPES[index.dtype])
         streams = {
-            name: TokenStream([_mapped(folder / shard.file, shard, stored) for shard in index.split(name).shards])
+            name: TokenStream([mapped(folder / shard.file, shard.tokens, stored) for shard in index.split(name).shards])
             for name in SPLITS
         }
         return cls(folder, index, streams)
@@ -161,9 +161,8 @@ class TokenData:
         return self._streams[name]
 
 
-def verify(folder: str | Path) -> Index:
-    """Read all of a prepared folder and compare it with its index; what differs is an error that names it."""
-    folder = Path(folder)
+def verify_tokens(folder: Path) -> Index:
+    """Read all of a folder of tokens and compare it with its index; what differs is an error that names it."""
     index = TokenData.open(folder).index
     for name in SPLITS:
         for shard in index.split(name).shards:
@@ -176,15 +175,16 @@ def verify(folder: str | Path) -> Index:
     return index
 
 
-def _mapped(path: Path, shard: Shard, stored: np.dtype[Any]) -> NDArray[Any]:
-    expected = shard.tokens * stored.itemsize
+def mapped(path: Path, count: int, stored: np.dtype[Any]) -> NDArray[Any]:
+    """The `count` numbers of a file; if it has another size, an error that names it."""
+    expected = count * stored.itemsize
     try:
         size = path.stat().st_size
     except OSError as error:
         raise RunError(f"{path}: cannot be read ({error.strerror})") from error
     if size != expected:
         raise RunError(f"{path}: has {size} bytes, the index says {expected}; prepare it again")
-    return np.memmap(path, dtype=stored, mode="r")
+    return np.memmap(path, dtype=stored, mode="r") if count else np.empty(0, stored)  # nothing cannot be mapped
 
 
 def _index_from(content: Any) -> Index:

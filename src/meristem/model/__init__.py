@@ -2,13 +2,12 @@
 
 from meristem.model.cache import KVCache
 from meristem.model.decoder import Decoder
-from meristem.model.encoder import PADDING, Classifier
+from meristem.model.encoder import Classifier
 from meristem.model.generate import Sampling, generate, stream
 from meristem.model.loss import linear_cross_entropy
 from meristem.model.transformer import Output, Regions, Transformer
 
 __all__ = [
-    "PADDING",
     "Classifier",
     "Decoder",
     "KVCache",

@@ -9,9 +9,7 @@ from torch.nn.functional import cross_entropy
 from meristem.errors import InputError
 from meristem.model.block import INIT_STD, Norm, draw_normal
 from meristem.model.transformer import Regions, Transformer, Watch
-from meristem.plan import Plan
-
-PADDING = 0  # the token that fills up the shorter rows of a batch, on the right
+from meristem.plan import PADDING, Plan
 
 
 def _logits(norm: Norm, classes: nn.Linear, x: Tensor, branch: Tensor, shares: Tensor) -> Tensor:
