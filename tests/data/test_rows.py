@@ -1,0 +1,181 @@
+"""Reading labelled rows: what is written comes back, and what cannot be read is named by file and line."""
+
+# Hypothesis is not followed by mypy (pyproject.toml), so its decorators look untyped.
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+import zstandard
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from meristem.data.corpus import BadPlace
+from meristem.data.rows import Columns, Row, read_rows, row_files
+from meristem.errors import InputError
+
+# No half surrogates, which are not text, and no control characters but those that the format says it can hold.
+TEXT = st.text(st.characters(exclude_categories=("Cs", "Cc")), min_size=1).filter(lambda t: t.strip())
+WORD = st.text(st.sampled_from("abcXYZ019_"), min_size=1)
+
+
+def read(path: Path, columns: Columns = Columns()) -> list[tuple[str, str]]:  # noqa: B008  (immutable)
+    rows = list(read_rows(path, columns))
+    assert all(isinstance(row, Row) for row in rows), rows
+    return [(row.text, row.label) for row in rows if isinstance(row, Row)]
+
+
+def write(path: Path, text: str) -> Path:
+    content = text.encode()
+    if path.suffix == ".gz":
+        content = gzip.compress(content)
+    if path.suffix == ".zst":
+        content = zstandard.compress(content)
+    path.write_bytes(content)
+    return path
+
+
+@pytest.mark.parametrize("compression", ["", ".gz", ".zst"])
+@settings(max_examples=25, deadline=None)
+@given(rows=st.lists(st.tuples(TEXT | st.just('a "quoted"\nline, and more'), WORD), min_size=1, max_size=6))
+def test_csv_comes_back(rows: list[tuple[str, str]], compression: str) -> None:
+    buffer = io.StringIO()
+    csv.writer(buffer).writerows([("id", "text", "label"), *((str(i), *row) for i, row in enumerate(rows))])
+    with TemporaryDirectory() as folder:
+        path = write(Path(folder) / f"rows.csv{compression}", buffer.getvalue())
+        assert read(path) == [(text.strip(), label) for text, label in rows]
+
+
+@settings(max_examples=25, deadline=None)
+@given(rows=st.lists(st.tuples(TEXT.map(lambda t: t.replace("\t", " ")).filter(str.strip), WORD), min_size=1))
+def test_tsv_with_ordinary_quotes_comes_back(rows: list[tuple[str, str]]) -> None:
+    with TemporaryDirectory() as folder:
+        lines = ["sentence\tlabel", *(f"{text}\t{label}" for text, label in rows)]
+        path = write(Path(folder) / "rows.tsv", "\n".join(lines) + "\n")
+        assert read(path) == [(text.strip(), label) for text, label in rows]
+
+
+@settings(max_examples=25, deadline=None)
+@given(rows=st.lists(st.tuples(TEXT, WORD | st.integers() | st.booleans()), min_size=1))
+def test_json_lines_come_back_with_any_label(rows: list[tuple[str, str | int]]) -> None:
+    with TemporaryDirectory() as folder:
+        lines = [json.dumps({"sequence": text, "label": label}) for text, label in rows]
+        path = write(Path(folder) / "rows.jsonl", "\n".join(lines))
+        labels = [label if isinstance(label, str) else json.dumps(label) for _, label in rows]
+        assert read(path) == list(zip([text.strip() for text, _ in rows], labels, strict=True))
+
+
+@settings(max_examples=25, deadline=None)
+@given(rows=st.lists(st.tuples(WORD, WORD), min_size=1), width=st.integers(1, 9))
+def test_fasta_comes_back_however_it_is_wrapped(rows: list[tuple[str, str]], width: int) -> None:
+    with TemporaryDirectory() as folder:
+        lines: list[str] = []
+        for number, (sequence, label) in enumerate(rows):
+            lines += [f">id{number} virus|somewhere|{label}"]
+            lines += [sequence[i : i + width] for i in range(0, len(sequence), width)] + [""]
+        path = write(Path(folder) / "rows.fa", "\n".join(lines))
+        assert read(path) == rows
+
+
+def test_fields_of_fasta_headers(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.fasta", ">x|Alpha|2021\nAC\nGT\n>y|Beta|2020\nAC\n")
+    assert read(path, Columns(field=2)) == [("ACGT", "Alpha"), ("AC", "Beta")]
+    assert read(path, Columns(field=-2)) == [("ACGT", "Alpha"), ("AC", "Beta")]
+    assert read(path, Columns(text="ignored", label="clade")) == [("ACGT", "2021"), ("AC", "2020")]
+    (bad, _) = read_rows(path, Columns(field=4))
+    assert str(bad) == f"{path}:1: the header has no field 4 (3 divided by |)"
+    with pytest.raises(InputError, match="label-field"):
+        Columns(field=0)
+
+
+def test_labels_of_fasta_records_from_a_table(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.faa.gz", ">x one\nAC\n>y|two\nGT\n>z\nAA\n")
+    table = write(tmp_path / "t.csv", "clade,name\n20A,x\n21B,y\n")
+    columns = Columns(label="clade", table=str(table), table_id="name")
+    first, second, third = read_rows(path, columns)
+    assert first == Row(path, 1, "AC", "20A", None)
+    assert second == Row(path, 3, "GT", "21B", None)
+    assert str(third) == f"{path}:5: the table of labels has no id 'z'"
+    with pytest.raises(InputError, match=r"no column 'id'.*clade"):
+        list(read_rows(path, Columns(label="clade", table=str(table))))
+
+
+def test_quotes_as_asked_for(tmp_path: Path) -> None:
+    text = 'sentence\tlabel\n"a" b\t1\n"c\td"\t0\n'
+    path = write(tmp_path / "a.tsv", text)
+    rows = list(read_rows(path, Columns()))
+    assert rows[0] == Row(path, 2, '"a" b', "1", None)
+    assert str(rows[1]).endswith("a.tsv:3: 3 fields, but the header has 2")
+    quoted = list(read_rows(path, Columns(quote="csv")))
+    assert isinstance(quoted[0], BadPlace), "text after a closing quote"
+    assert quoted[1] == Row(path, 3, "c\td", "0", None)
+    plain = write(tmp_path / "a.csv", 'text,label\n"a",1\n')
+    assert read(plain) == [("a", "1")]
+    assert read(plain, Columns(quote="none")) == [('"a"', "1")]
+    with pytest.raises(InputError, match=r"quote.*auto, csv, none"):
+        Columns(quote="single")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "line", "reason"),
+    [
+        ("a.tsv", b"text\tlabel\nx\t1\n\ny\n", 4, "1 fields, but the header has 2"),
+        ("a.tsv", b"text\tlabel\n \t1\n", 2, "'text' is empty"),
+        ("a.tsv", b"text\tlabel\nx\t\n", 2, "'label' is empty"),
+        ("a.tsv", b"text\tclass\nx\t1\n", 2, "no 'label' among ['class', 'text']"),
+        ("a.csv", b'text,label\n"two\nlines",1\nx\n', 4, "1 fields"),
+        ("a.csv", b"text,label\nf\xff,1\n", 2, "'text' is not Unicode text"),
+        ("a.jsonl", b'{"text": "x", "label": 1}\n{"text": "x"}\n', 2, "no 'label' among ['text']"),
+        ("a.jsonl", b'{"text": 3, "label": 1}\n', 1, "'text' holds int"),
+        ("a.jsonl", b'{"text": "x", "label": null}\n', 1, "'label' holds NoneType"),
+        ("a.jsonl", b"[]\n", 1, "not a JSON object but list"),
+        ("a.jsonl", b"{\n", 1, "not JSON"),
+        ("a.fasta", b"ACGT\n>a|x\nACGT\n", 1, "a sequence without a header line before it"),
+        ("a.fasta", b">a|x\n>b|y\nACGT\n", 1, "'sequence' is empty"),
+        ("a.fasta", b">a|\nAC\n", 1, "'label' is empty"),
+        ("a.tsv.gz", gzip.compress(b"text\tlabel\nx\t1\n")[:-9], 3, "cannot be read further"),
+    ],
+)
+def test_bad_rows_are_named_by_file_and_line(tmp_path: Path, name: str, content: bytes, line: int, reason: str) -> None:
+    path = tmp_path / name
+    path.write_bytes(content)
+    (place,) = [row for row in read_rows(path, Columns()) if isinstance(row, BadPlace)]
+    assert (place.path, place.line) == (path, line)
+    assert reason in place.reason
+
+
+def test_reading_goes_on_after_a_bad_row(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.csv", "text,label\na,1\nb\nc,2\n")
+    assert [row.line for row in read_rows(path, Columns())] == [2, 3, 4]
+
+
+def test_columns_of_ones_own_and_splits(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", '{"text": "no", "protein": "MF", "clade": "20A", "part": "dev"}\n')
+    columns = Columns(text="protein", label="clade", split="part")
+    assert list(read_rows(path, columns)) == [Row(path, 1, "MF", "20A", "dev")]
+    with pytest.raises(InputError, match="FASTA records have no columns"):
+        list(read_rows(write(tmp_path / "a.fa", ">a|b\nAC\n"), columns))
+
+
+def test_a_byte_order_mark_and_windows_line_ends(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_bytes(b"\xef\xbb\xbftext,label\r\nx,1\r\n")
+    assert read(path) == [("x", "1")]
+
+
+def test_columns_of_the_same_name_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="columns of the same name"):
+        list(read_rows(write(tmp_path / "a.csv", "text,text,label\na,b,1\n"), Columns()))
+
+
+def test_files_that_cannot_be_rows(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no such file"):
+        row_files([tmp_path / "absent.csv"])
+    with pytest.raises(InputError, match=r"unknown kind of file; must be \.csv"):
+        row_files([write(tmp_path / "a.txt", "x")])
