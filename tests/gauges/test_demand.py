@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from meristem.gauges.demand import DemandGauge
+from meristem.gauges.demand import FLOOR, DemandGauge
 
 DOUBLE = torch.float64
 
@@ -93,7 +93,7 @@ def test_a_head_that_is_missing_is_demanded_and_found() -> None:
         assert float((true @ found[0]).norm() / found[0].norm()) > 0.7  # by chance it would be about 0.3
 
 
-def test_whitened_tokens_have_no_preferred_direction() -> None:
+def test_strong_directions_are_weakened_as_a_symmetric_root_would() -> None:
     gauge = DemandGauge(2, 12, 3, dtype=DOUBLE)
     x = torch.stack((correlated(8, 9, 12, seed=0), 30 * correlated(8, 9, 12, seed=5)))
     for _ in range(3):
@@ -103,13 +103,43 @@ def test_whitened_tokens_have_no_preferred_direction() -> None:
         covariance = torch.cov(x[layer].flatten(0, 1).T, correction=0)
         torch.testing.assert_close(gauge.covariance[layer], covariance)
         eye = torch.eye(12, dtype=DOUBLE)
-        floored = covariance + 1e-4 * covariance.diagonal().max() * eye
+        floored = covariance + FLOOR * covariance.diagonal().mean() * eye
         whitener = gauge.whitener[layer]
         torch.testing.assert_close(whitener.T @ floored @ whitener, eye, rtol=0, atol=1e-9)
         values, vectors = torch.linalg.eigh(floored)
         torch.testing.assert_close(
             whitener, vectors * values.rsqrt() @ vectors.T, rtol=0, atol=1e-6 * float(values[0]) ** -0.5
         )
+
+
+def test_inputs_that_change_at_once_are_followed() -> None:
+    """The iteration goes on from the last whitening, which may be far too large for the new inputs."""
+    gauge = DemandGauge(1, 12, 3, dtype=DOUBLE)
+    for feed in range(60):
+        scale = 1.0 if feed < 5 else 1000.0
+        gauge.feed(scale * correlated(1, 8, 9, 12, seed=feed), random(1, 8, 9, 12, seed=feed), everything(9))
+        assert bool(gauge.whitener.isfinite().all())
+    assert gauge.covariance is not None
+    eye = torch.eye(12, dtype=DOUBLE)
+    floored = gauge.covariance[0] + FLOOR * gauge.covariance[0].diagonal().mean() * eye
+    torch.testing.assert_close(gauge.whitener[0].T @ floored @ gauge.whitener[0], eye, rtol=0, atol=0.05)
+
+
+def test_a_state_goes_on_exactly() -> None:
+    def fed(gauge: DemandGauge, feeds: range) -> DemandGauge:
+        for feed in feeds:
+            gauge.feed(correlated(2, 6, 9, 12, seed=feed), random(2, 6, 9, 12, seed=feed), everything(9))
+        return gauge
+
+    whole = fed(DemandGauge(2, 12, 3, dtype=DOUBLE), range(6))
+    half = fed(DemandGauge(2, 12, 3, dtype=DOUBLE), range(3))
+    again = DemandGauge(2, 12, 3, dtype=DOUBLE)
+    again.load({name: tensor.clone() for name, tensor in half.tensors().items()}, half.values())
+    fed(again, range(3, 6))
+    assert again.readings() == whole.readings()
+    again.reset()
+    whole.reset()
+    assert fed(again, range(3)).readings() == fed(whole, range(3)).readings()
 
 
 def test_layers_do_not_disturb_each_other() -> None:

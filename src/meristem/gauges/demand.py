@@ -24,8 +24,10 @@ from meristem.ranks import sum_over_ranks
 MEMORY = 0.9  # of the followed matrices and of the sums that a decision reads
 COVARIANCE_MEMORY = 0.95
 SWEEPS = 2  # of alternating between score form and output map, per feed
-FLOOR = 1e-4  # of the covariance's largest entry, added to its diagonal
-FIRST_WHITENING, WHITENING = 40, 2  # steps towards a whitening matrix: from nothing, and from the last one
+# Of the covariance's mean eigenvalue, added to all of them. Making rare directions as strong as common ones lets a few
+# rare tokens drown the demand: on text its certainty rises from 3 to 20 as this goes from 1e-4 of the largest to 4.
+FLOOR = 4.0
+FIRST_WHITENING, WHITENING = 20, 2  # steps towards a whitening matrix: from nothing, and from the last one
 
 
 @dataclass(frozen=True)
@@ -152,7 +154,7 @@ class DemandGauge:
         return _centred(scores, allowed) @ x
 
     def _whitened(self, inputs: Tensor, real: Tensor) -> Tensor:
-        """Inputs with their mean taken away and their directions made equally strong, 0 where there is no token."""
+        """Inputs with their mean taken away and strong directions weakened, 0 where there is no token."""
         weight = real.to(inputs)[None, :, :, None]
         count = sum_over_ranks(weight.sum())
         mean = sum_over_ranks((inputs * weight).sum((1, 2), keepdim=True)) / count
@@ -163,16 +165,19 @@ class DemandGauge:
             self.covariance, self.mean, steps = covariance, mean, FIRST_WHITENING
             trace = covariance.diagonal(dim1=1, dim2=2).sum(-1)
             # Starts below the inverse root of every eigenvalue, from where the iteration converges.
-            self.whitener = torch.eye(self.width, **self.place) / trace.sqrt()[:, None, None]
+            self.whitener = torch.eye(self.width, **self.place) / ((1 + FLOOR) * trace).sqrt()[:, None, None]
         else:
             self.covariance = COVARIANCE_MEMORY * self.covariance + (1 - COVARIANCE_MEMORY) * covariance
             self.mean = COVARIANCE_MEMORY * self.mean + (1 - COVARIANCE_MEMORY) * mean
         eye = torch.eye(self.width, **self.place)
-        floor = FLOOR * self.covariance.diagonal(dim1=1, dim2=2).amax(-1)[:, None, None]
+        floor = FLOOR * self.covariance.diagonal(dim1=1, dim2=2).mean(-1)[:, None, None]
         for _ in range(steps):
-            # Polar iteration of covariance^(1/2) @ whitener, which ends where that is orthogonal.
+            # Polar iteration of covariance^(1/2) @ whitener, which ends where that is orthogonal. It converges where
+            # the product's eigenvalues are below 3, so a whitener that is too large by now is made smaller first.
             product = self.whitener.mT @ (self.covariance + floor * eye) @ self.whitener
-            self.whitener = 0.5 * self.whitener @ (3 * eye - product)
+            largest = _largest_eigenvalue(product)
+            shrink = torch.where(largest > 1.5, 0.8 / largest, torch.ones_like(largest))
+            self.whitener = 0.5 * shrink.sqrt() * self.whitener @ (3 * eye - shrink * product)
         return ((inputs - self.mean) * weight) @ self.whitener[:, None]
 
 
@@ -209,6 +214,15 @@ def _orthonormal(columns: Tensor) -> Tensor:
         factor, _ = torch.linalg.cholesky_ex(inner + slack * eye)
         columns = torch.linalg.solve_triangular(factor, columns.mT, upper=False).mT
     return columns
+
+
+def _largest_eigenvalue(matrices: Tensor, rounds: int = 8) -> Tensor:
+    """Of positive matrices (layers, d, d), nearly: (layers, 1, 1)."""
+    vector = torch.ones_like(matrices[:, :, :1])
+    for _ in range(rounds):
+        product = matrices @ vector
+        vector = product / product.norm(dim=1, keepdim=True).clamp(min=1e-30)
+    return vector.mT @ matrices @ vector
 
 
 def _centred(scores: Tensor, allowed: Tensor) -> Tensor:
