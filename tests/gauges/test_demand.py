@@ -142,6 +142,19 @@ def test_a_state_goes_on_exactly() -> None:
     assert fed(again, range(3)).readings() == fed(whole, range(3)).readings()
 
 
+def test_less_may_be_asked_for_than_a_head_could_do() -> None:
+    """A demand of rank one, and none at all, in float32: nothing is divided by nothing."""
+    x, (write, read) = random(2, 32, 8, 16, seed=0, dtype=torch.float32), torch.eye(16)[:2]
+    wanted = (x[:1] @ read)[..., None].cumsum(2) * write
+    gauge = DemandGauge(2, 16, 4)
+    for feed in range(8):
+        gradients = torch.cat((wanted, torch.zeros_like(wanted)))
+        gauge.feed(x.roll(feed, 1), gradients.roll(feed, 1), everything(8).tril())
+    assert all(bool(tensor.isfinite().all()) for tensor in gauge.tensors().values())
+    for basis in (gauge.scores.left, gauge.scores.right, gauge.outputs.left, gauge.outputs.right):
+        torch.testing.assert_close(basis.mT @ basis, torch.eye(4).expand(2, 4, 4), rtol=0, atol=1e-3)
+
+
 def test_layers_do_not_disturb_each_other() -> None:
     x, gradients = correlated(3, 5, 6, 8), random(3, 5, 6, 8, seed=2)
     together = DemandGauge(3, 8, 2, dtype=DOUBLE)

@@ -27,6 +27,7 @@ SWEEPS = 2  # of alternating between score form and output map, per feed
 # Of the covariance's mean eigenvalue, added to all of them. Making rare directions as strong as common ones lets a few
 # rare tokens drown the demand: on text its certainty rises from 3 to 20 as this goes from 1e-4 of the largest to 4.
 FLOOR = 4.0
+STAY = 1e-2  # of the old basis in a new one, for directions in which nothing is asked for; others do not notice
 FIRST_WHITENING, WHITENING = 20, 2  # steps towards a whitening matrix: from nothing, and from the last one
 
 
@@ -111,9 +112,16 @@ class DemandGauge:
         size = math.sqrt(self.head_dim)
         return (query * size / query.norm()).T, (key * size / key.norm()).T
 
-    def spectra(self) -> list[list[float]]:
-        """Of every layer, the singular values of the score form that is asked for, the largest first."""
-        return torch.linalg.svdvals(self.scores.total.double()).tolist()
+    def spectra(self, earlier: Tensor, feeds: int) -> list[list[float]]:
+        """Of every layer, the singular values of the score form that is asked for, the largest first.
+
+        `earlier` is `scores.total` as it was when `feeds` feeds fewer had been seen. What was asked for then says which
+        directions there are, and what came since how strong they are, so that noise has no strength on average.
+        """
+        later = self.scores.total - MEMORY ** (SWEEPS * feeds) * earlier
+        left, _, right = torch.linalg.svd(earlier.double())
+        strengths = torch.linalg.vecdot(left.mT, right @ later.double().mT)
+        return strengths.sort(dim=-1, descending=True).values.tolist()
 
     def tensors(self) -> dict[str, Tensor]:
         """The large part of the state."""
@@ -199,10 +207,14 @@ class _LowRank:
 
     def add(self, new: Tensor) -> None:
         self.total = MEMORY * self.total + (1 - MEMORY) * new
-        self.left = _orthonormal(self.total @ self.right)
-        self.right = _orthonormal(self.total.mT @ self.left)
+        self.left = _orthonormal(_unit(self.total @ self.right) + STAY * self.left)
+        self.right = _orthonormal(_unit(self.total.mT @ self.left) + STAY * self.right)
         core = self.left.mT @ self.total @ self.right
-        self.core = core / core.norm(dim=(1, 2), keepdim=True).clamp(min=1e-30)
+        self.core = _unit(core)
+
+
+def _unit(matrices: Tensor) -> Tensor:
+    return matrices / matrices.norm(dim=(1, 2), keepdim=True).clamp(min=1e-30)
 
 
 def _orthonormal(columns: Tensor) -> Tensor:

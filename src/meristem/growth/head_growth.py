@@ -51,7 +51,8 @@ class HeadGrowth:
         self.state = policy.start(len(plan.layers))
         self.pruning = policy.pruning.start(plan.heads)
         self.loss = Average(LOSS_MEMORY)
-        self.spectra: list[list[float]] = []  # of the demand before there was any attention
+        self.earlier: Tensor | None = None  # the demand half-way through the calibration
+        self.spectra: list[list[float]] = []  # of the demand of the model without attention
 
     def step(self, tokens: Tensor, labels: Tensor, fresh: Fresh | None = None) -> Growth:
         """After an update on tokens and labels, this process's share of the batch."""
@@ -60,6 +61,8 @@ class HeadGrowth:
         if done <= policy.calibration:
             with _silenced(self.model):
                 self._feed(tokens, labels)
+            if done == (policy.calibration + 1) // 2:
+                self.earlier = self.gauge.scores.total.clone()
             if done == policy.calibration:
                 self._calibrate()
         elif done % policy.feed_every == 0:
@@ -87,7 +90,9 @@ class HeadGrowth:
 
     def _calibrate(self) -> None:
         self.state = from_first_rank(self.policy.calibrated(self.state, self.gauge.readings()))
-        self.spectra = from_first_rank(self.gauge.spectra())
+        assert self.earlier is not None
+        self.spectra = from_first_rank(self.gauge.spectra(self.earlier, self.policy.calibration // 2))
+        self.earlier = None
         self.gauge.reset()
         self.loss = Average(LOSS_MEMORY)
 
@@ -211,7 +216,8 @@ class HeadGrowth:
     def tensors(self) -> dict[str, Tensor]:
         """The large part of the state."""
         found = {f"gauge.{name}": tensor for name, tensor in self.gauge.tensors().items()}
-        return found if self.loss.value is None else {**found, "loss": self.loss.value}
+        others = {"loss": self.loss.value, "earlier": self.earlier}
+        return {**found, **{name: tensor for name, tensor in others.items() if tensor is not None}}
 
     def values(self) -> dict[str, Any]:
         """The rest of the state, plain values for JSON; `load` goes on from both exactly."""
@@ -230,8 +236,8 @@ class HeadGrowth:
         gauge = {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
         self.gauge.load(gauge, values["gauge"])
         device = self.model.stack[0].attention.out.weight.device
-        loss = tensors.get("loss")
-        self.loss = Average(LOSS_MEMORY, None if loss is None else loss.to(device), values["losses"])
+        loss, self.earlier = (tensors[name].to(device) if name in tensors else None for name in ("loss", "earlier"))
+        self.loss = Average(LOSS_MEMORY, loss, values["losses"])
         self.done, self.spectra = values["done"], values["spectra"]
         self.state, self.pruning = IncrtState.from_dict(values["state"]), PruningState.from_dict(values["pruning"])
 

@@ -85,9 +85,11 @@ class Incrt:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("feed_every", "decide_every", "calibration", "cool_down", "hits", "feeds"):
+        for name in ("feed_every", "decide_every", "cool_down", "hits", "feeds"):
             if getattr(self, name) < 1:
                 raise InputError(name, getattr(self, name), "must be at least 1")
+        if self.calibration < 2:
+            raise InputError("calibration", self.calibration, "must be at least 2")
         for name in ("share", "plateau"):
             if not 0 < getattr(self, name) <= 1:
                 raise InputError(name, getattr(self, name), "must be above 0 and at most 1")
@@ -107,7 +109,7 @@ class Incrt:
         if not largest > 0:
             return {"count": 0, "estimate": 0.0}
         count = sum(value > self.share * largest for value in spectrum)
-        return {"count": count, "estimate": sum(spectrum) / largest * math.log(1 / self.share)}
+        return {"count": count, "estimate": max(1.0, sum(spectrum) / largest) * math.log(1 / self.share)}
 
     def calibrated(self, state: IncrtState, readings: Sequence[DemandReading]) -> IncrtState:
         """With the demand that was measured while the attention of the model had no output."""
