@@ -262,7 +262,7 @@ def unturn_kernel(
         dq, dk, dv, packed, scale, cos.contiguous(), sin.contiguous(), result, inner,
         rows, length, cos.numel() // dim, width,
         *dq.stride()[:3], *dk.stride()[:3], *dv.stride()[:3],
-        HEADS=heads, HALF=dim // 2, PART=part, BLOCK_M=block, num_warps=8,
+        HEADS=heads, HALF=dim // 2, PART=part, BLOCK_M=block, num_warps=4,
     )  # fmt: skip
     return result, inner
 
@@ -305,9 +305,9 @@ def narrow_backward_kernel(
     grad = torch.empty_like(total_grad)
     copies = dtype != total_grad.dtype
     copy = torch.empty_like(total_grad, dtype=dtype) if copies else total_grad.new_empty(0)
-    block_k = 64 if dqkv.element_size() == 2 else 32
+    block_k = 128 if dqkv.element_size() == 2 else 32
     _narrow_backward[(triton.cdiv(rows, 64) * triton.cdiv(width, 64),)](
         total_grad, unit, scale, inner, dqkv, weight.contiguous(), grad, copy, rows, width, dqkv.shape[1],
-        COPY=copies, BLOCK_M=64, BLOCK_N=64, BLOCK_K=block_k, num_warps=4, num_stages=3,
+        COPY=copies, BLOCK_M=64, BLOCK_N=64, BLOCK_K=block_k, num_warps=4, num_stages=2,
     )  # fmt: skip
     return grad, copy
