@@ -6,6 +6,7 @@ from meristem.growth.grower import Grower
 from meristem.growth.incrt import Incrt
 from meristem.growth.outcome import Growth
 from meristem.growth.pruning import Pruning
+from meristem.growth.published import Published, RandomBirths
 from meristem.growth.sgt import Sgt, SgtState
 
 __all__ = [
@@ -16,6 +17,8 @@ __all__ = [
     "Incrt",
     "LoopHeads",
     "Pruning",
+    "Published",
+    "RandomBirths",
     "RemoveHead",
     "RepeatBlock",
     "Sgt",

@@ -14,12 +14,12 @@ from torch import Tensor
 from meristem.errors import InputError
 from meristem.gauges.entropy import EntropyGauge, HeadReadings, read_heads
 from meristem.growth.average import Average
+from meristem.growth.criteria import Policy
 from meristem.growth.edits import LoopHeads
 from meristem.growth.head_growth import Fresh, HeadGrowth
-from meristem.growth.incrt import Incrt
 from meristem.growth.outcome import Growth
 from meristem.growth.sgt import Sgt, SgtState
-from meristem.model import Decoder
+from meristem.model import Transformer
 from meristem.ranks import from_first_rank, mean_over_ranks, rank, require_equal, sum_over_ranks, world
 from meristem.records import finite
 
@@ -34,23 +34,24 @@ def sequence_stride(batch: int) -> int:
 class Grower:
     """Grows `model` while it trains: call `step` after every update of the optimizer.
 
-    With `Sgt` loops are born; the model is built from `policy.prepare(plan)`. With `Incrt` heads are born and leave:
-    the layers' projections are then exchanged in the model and in the optimizer (see `Growth.exchanged`). With
-    `observe_every` the entropy of every head is reported every so many updates; without a policy that is all a grower
-    does. Under torch.distributed the processes measure together, the first one decides, and all compare their plans.
+    With `Sgt` loops are born; the model is built from `policy.prepare(plan)`. With `Incrt` (or `Published`, or
+    `RandomBirths`, to compare with) heads are born and leave: the layers' projections are then exchanged in the model
+    and in the optimizer (see `Growth.exchanged`). With `observe_every` the entropy of every head is reported every so
+    many updates; without a policy that is all a grower does. Under torch.distributed the processes measure together,
+    the first one decides, and all compare their plans.
     """
 
     def __init__(
         self,
-        model: Decoder,
+        model: Transformer,
         optimizer: torch.optim.Optimizer | None = None,
-        policy: Sgt | Incrt | None = None,
+        policy: Sgt | Policy | None = None,
         *,
         gauge: EntropyGauge = EntropyGauge(),  # noqa: B008  (immutable)
         observe_every: int = 0,
     ) -> None:
-        self.heads = HeadGrowth(model, optimizer, policy) if isinstance(policy, Incrt) else None
-        policy = None if isinstance(policy, Incrt) else policy
+        self.heads = HeadGrowth(model, optimizer, policy) if isinstance(policy, Policy) else None
+        policy = policy if isinstance(policy, Sgt) else None
         if policy is not None and policy.prepare(model.plan).gates != model.plan.gates:
             raise InputError("model.plan.gates", model.plan.gates, "build the model from policy.prepare(plan)")
         if model.gate_delta is not None and optimizer is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -12,14 +13,14 @@ import torch
 from torch import Tensor
 
 from meristem.errors import InputError
-from meristem.gauges.demand import DemandGauge
 from meristem.gauges.redundancy import HeadMoments
 from meristem.growth.average import Average
+from meristem.growth.criteria import Decision, Policy, Seen, make_criterion
 from meristem.growth.edits import AddHead, RemoveHead
 from meristem.growth.heads import Head, empty_head
-from meristem.growth.incrt import DemandDecision, Incrt, IncrtState
+from meristem.growth.incrt import Incrt
 from meristem.growth.outcome import Growth
-from meristem.growth.pruning import PruningState
+from meristem.growth.pruning import Pruning, PruningState
 from meristem.growth.surgery import Model, add_head, remove_head
 from meristem.model.block import Pass
 from meristem.ranks import from_first_rank, mean_over_ranks, rank, require_equal, sum_over_ranks, world
@@ -33,48 +34,38 @@ Fresh = Callable[[], Batches]  # this process's share of batches that the model 
 
 
 class HeadGrowth:
-    """Follows `policy` on `model`, whose layers all have heads of one dim."""
+    """Follows `policy` on `model`."""
 
-    def __init__(self, model: Model, optimizer: torch.optim.Optimizer | None, policy: Incrt) -> None:
-        plan = model.plan
-        if len(set(plan.head_dims)) > 1:
-            raise InputError("head_dim", plan.head_dims, "must be the same in all layers for heads to be born")
-        if plan.is_looped:
-            raise InputError("plan", plan.digest[:12], "has loops; heads come and go in layers that run once")
+    def __init__(self, model: Model, optimizer: torch.optim.Optimizer | None, policy: Policy) -> None:
+        if model.plan.is_looped:
+            raise InputError("plan", model.plan.digest[:12], "has loops; heads come and go in layers that run once")
         self.model, self.optimizer, self.policy = model, optimizer, policy
-        weight = model.stack[0].attention.out.weight
-        dtype = torch.float64 if weight.dtype == torch.float64 else torch.float32
-        self.gauge = DemandGauge(
-            len(plan.layers), plan.width, plan.head_dims[0], seed=policy.seed, device=weight.device, dtype=dtype
-        )
-        self.done = 0
-        self.state = policy.start(len(plan.layers))
-        self.pruning = policy.pruning.start(plan.heads)
+        self.criterion = make_criterion(policy, model)
+        self.trials = policy.pruning if isinstance(policy, Incrt) else Pruning()
+        self.ages = self.trials.start(model.plan.heads)
         self.loss = Average(LOSS_MEMORY)
-        self.earlier: Tensor | None = None  # the demand half-way through the calibration
-        self.spectra: list[list[float]] = []  # of the demand of the model without attention
+        self.done = 0
 
     def step(self, tokens: Tensor, labels: Tensor, fresh: Fresh | None = None) -> Growth:
         """After an update on tokens and labels, this process's share of the batch."""
         self.done += 1
-        policy, done = self.policy, self.done
-        if done <= policy.calibration:
+        policy, done, silent = self.policy, self.done, self.criterion.silent
+        if done <= silent:
             with _silenced(self.model):
                 self._feed(tokens, labels)
-            if done == (policy.calibration + 1) // 2:
-                self.earlier = self.gauge.scores.total.clone()
-            if done == policy.calibration:
-                self._calibrate()
-        elif done % policy.feed_every == 0:
+            if done == silent:
+                self.criterion.calibrate()
+                self.loss = Average(LOSS_MEMORY)
+        elif done % policy.feed_every == 0 and self.criterion.sees:
             self._feed(tokens, labels)
-        if done <= policy.calibration or done % policy.decide_every:
+        if done <= silent or done % policy.decide_every:
             return Growth()
         return self._decide(tokens, labels, fresh)
 
     # --- measuring --------------------------------------------------------------------------------------------------
 
     def _feed(self, tokens: Tensor, labels: Tensor) -> None:
-        """Show the gauge what the attention of every layer reads, and the gradient of the loss by what it writes."""
+        """Show the criterion what every layer's attention reads, and the gradient of the loss by what it writes."""
         tokens, labels = _chosen(tokens, labels)
         passes: list[Pass] = []
         attention = self.model.stack[0].attention
@@ -85,16 +76,8 @@ class HeadGrowth:
         with torch.no_grad(), torch.autocast(tokens.device.type, enabled=False):
             blocks = zip(self.model.stack, passes, strict=True)
             inputs = torch.stack([block.attention_input(seen.stream.detach()) for block, seen in blocks])
-            self.gauge.feed(inputs, torch.stack(gradients) * labels.numel(), self.model.allowed(tokens))
+            self.criterion.feed(Seen(inputs, torch.stack(gradients) * labels.numel(), self.model.allowed(tokens)))
             self.loss.add(mean_over_ranks(loss.detach().float()))
-
-    def _calibrate(self) -> None:
-        self.state = from_first_rank(self.policy.calibrated(self.state, self.gauge.readings()))
-        assert self.earlier is not None
-        self.spectra = from_first_rank(self.gauge.spectra(self.earlier, self.policy.calibration // 2))
-        self.earlier = None
-        self.gauge.reset()
-        self.loss = Average(LOSS_MEMORY)
 
     @torch.no_grad()
     def _moments(self, tokens: Tensor, labels: Tensor) -> list[HeadMoments]:
@@ -112,61 +95,59 @@ class HeadGrowth:
     # --- deciding ---------------------------------------------------------------------------------------------------
 
     def _decide(self, tokens: Tensor, labels: Tensor, fresh: Fresh | None) -> Growth:
-        policy, plan = self.policy, self.model.plan
-        most = policy.max_heads or max(plan.heads) + 1
-        full = frozenset(index for index, heads in enumerate(plan.heads) if heads >= most)
-        readings, loss = self.gauge.readings(), float(self.loss.mean)
-        decision = from_first_rank(policy.decide(self.state, self.done, readings, loss, self.gauge.feeds, full=full))
-        self.state = decision.state
-        event = {"event": "demand", "loss": finite(loss), **self._demand(decision)}
+        most = self.policy.max_heads or max(self.model.plan.heads) + 1
+        full = frozenset(index for index, heads in enumerate(self.model.plan.heads) if heads >= most)
+        loss = math.nan if self.loss.value is None else float(self.loss.mean)
+        decision = self.criterion.decide(self.done, loss, full)
+        event = {"event": "demand", "loss": finite(loss), **self._facts(decision)}
         if decision.layer is not None:
-            self._bear(decision.layer)
-            action = {"action": "birth", "layer": decision.layer, "rule": decision.rules[decision.layer]}
-            return self._changed(event, action)
-        if not policy.prune or not policy.has_cooled(self.state, self.done):
+            layer = decision.layer
+            self._bear(layer)
+            return self._changed(event, {"action": "birth", "layer": layer, "rule": decision.rules[layer]})
+        if decision.removal is not None:
+            layer, head = decision.removal
+            weight = self.model.stack[layer].attention.out.weight
+            with torch.no_grad():
+                weight.copy_(self._moments(tokens, labels)[layer].folded(weight, head))
+            self._remove(layer, head)
+            facts = {"action": "removal", "layer": layer, "head": head, "rule": decision.rules[layer]}
+            return self._changed(event, facts)
+        if not self.criterion.may_prune(self.done) or not self.trials.watches(self.ages, self.done):
             return Growth([event])
         return self._prune(event, tokens, labels, fresh)
 
-    def _demand(self, decision: DemandDecision) -> dict[str, Any]:
+    def _facts(self, decision: Decision) -> dict[str, Any]:
         """What was measured of every layer: the demand left, of what there was, its noise, and where births begin."""
-        readings = decision.relative
         return {
             "heads": list(self.model.plan.heads),
-            "demand": [finite(reading.demand) for reading in readings],
-            "noise": [finite(reading.noise) for reading in readings],
-            "threshold": [finite(reading.threshold) for reading in readings],
+            "demand": [finite(reading.demand) for reading in decision.relative],
+            "noise": [finite(reading.noise) for reading in decision.relative],
+            "threshold": [finite(reading.threshold) for reading in decision.relative],
             "rules": list(decision.rules),
-            "predicted_heads": [self.policy.predicted(spectrum) for spectrum in self.spectra],
+            "predicted_heads": self.criterion.predicted(),
         }
 
     def _prune(self, event: dict[str, Any], tokens: Tensor, labels: Tensor, fresh: Fresh | None) -> Growth:
-        policy = self.policy.pruning
-        if not policy.watches(self.pruning, self.done):
-            return Growth([event])
+        """Look for a head that the others can stand in for, and try it."""
         moments = self._moments(tokens, labels)
         blocks = zip(moments, self.model.stack, strict=True)
         shares = from_first_rank([moment.shares(block.attention.out.weight).tolist() for moment, block in blocks])
         event["own_share"] = [[finite(share) for share in layer] for layer in shares]
-        self.pruning = policy.suspect(self.pruning, self.done, shares)
-        suspect = policy.tries(self.pruning)
+        self.ages = self.trials.suspect(self.ages, self.done, shares)
+        suspect = self.trials.tries(self.ages)
         if suspect is None:
             return Growth([event])
         layer, head = suspect
         batches = iter([(tokens, labels)]) if fresh is None else fresh()
         before, after = self._try_without(layer, head, moments[layer], batches)
-        facts = {"layer": layer, "head": head, "loss_with": before, "loss_without": after}
-        if not policy.passes(before, after):
-            self.pruning = policy.spared(self.pruning, self.done, layer, head)
-            spared = {"event": "growth", "action": "spare", "rule": "the loss rises without it"}
-            return Growth([{**event, **spared, **facts}])
-        remove_head(self.model, self.optimizer, RemoveHead(layer, head))
-        grown = self.pruning.heads[layer][head].grown
-        self.pruning = policy.removed(self.pruning, layer, head)
-        self.state = self.policy.removed(self.state, self.done, layer, born_here=grown)
-        return self._changed(event, {"action": "removal", "rule": "the other heads can stand in for it", **facts})
+        facts = {"layer": layer, "head": head, "loss_with": finite(before), "loss_without": finite(after)}
+        if self.trials.passes(before, after):
+            self._remove(layer, head)
+            return self._changed(event, {"action": "removal", "rule": "the other heads can stand in for it", **facts})
+        self.ages = self.trials.spared(self.ages, self.done, layer, head)
+        return Growth([{**event, "event": "growth", "action": "spare", "rule": "the loss rises without it", **facts}])
 
     def _changed(self, event: dict[str, Any], facts: dict[str, Any]) -> Growth:
-        self.gauge.reset()
         require_equal(self.model.plan.digest, "plan")
         return Growth([{**event, "event": "growth", **facts, "heads": list(self.model.plan.heads)}], True, True)
 
@@ -178,19 +159,29 @@ class HeadGrowth:
         seed = random.Random(f"{self.policy.seed}-{self.done}-{layer}").getrandbits(63)
         generator = torch.Generator().manual_seed(seed)
         blank = empty_head(attention.layer, attention.qkv.weight.detach(), attention.out.weight.detach())
-        query, key = self.gauge.directions(layer)
+        wanted = self.criterion.directions(layer)
 
-        def drawn(like: Tensor) -> Tensor:
-            return torch.randn(like.shape, generator=generator).to(like) / like.shape[1] ** 0.5
+        def drawn(like: Tensor, direction: Tensor | None = None) -> Tensor:
+            chance = torch.randn(like.shape, generator=generator).to(like) / like.shape[1] ** 0.5
+            return chance if direction is None else (chance + direction.to(like)) / 2
 
+        query, key = (None, None) if wanted is None else wanted
         head = Head(
-            (drawn(blank.query) + query.to(blank.query)) / 2,
-            None if blank.key is None else (drawn(blank.key) + key.to(blank.key)) / 2,
+            drawn(blank.query, query),
+            None if blank.key is None else drawn(blank.key, key),
             None if blank.value is None else drawn(blank.value),
             blank.out,
         )
         add_head(self.model, self.optimizer, AddHead(layer, head))
-        self.pruning = self.policy.pruning.born(self.pruning, self.done, layer)
+        self.ages = self.trials.born(self.ages, self.done, layer)
+        self.criterion.born(layer)
+
+    def _remove(self, layer: int, head: int) -> None:
+        """Take out a head that writes nothing any more."""
+        remove_head(self.model, self.optimizer, RemoveHead(layer, head))
+        grown = self.ages.heads[layer][head].grown
+        self.ages = self.trials.removed(self.ages, layer, head)
+        self.criterion.removed(self.done, layer, head, grown=grown)
 
     @torch.no_grad()
     def _try_without(self, layer: int, head: int, moments: HeadMoments, batches: Batches) -> tuple[float, float]:
@@ -204,10 +195,10 @@ class HeadGrowth:
             weight.copy_(new)
             without = self.model.loss(tokens, labels).double()
             sums += len(tokens) * torch.stack((with_head, without, torch.ones_like(without)))
-            if sums[2] * world() >= self.policy.pruning.sequences:
+            if sums[2] * world() >= self.trials.sequences:
                 break
         before, after, count = sum_over_ranks(sums).tolist()
-        if not self.policy.pruning.passes(before / count, after / count):
+        if not self.trials.passes(before / count, after / count):
             weight.copy_(old)
         return before / count, after / count
 
@@ -215,15 +206,14 @@ class HeadGrowth:
 
     def tensors(self) -> dict[str, Tensor]:
         """The large part of the state."""
-        found = {f"gauge.{name}": tensor for name, tensor in self.gauge.tensors().items()}
-        others = {"loss": self.loss.value, "earlier": self.earlier}
-        return {**found, **{name: tensor for name, tensor in others.items() if tensor is not None}}
+        found = {f"criterion.{name}": tensor for name, tensor in self.criterion.tensors().items()}
+        return found if self.loss.value is None else {**found, "loss": self.loss.value}
 
     def values(self) -> dict[str, Any]:
         """The rest of the state, plain values for JSON; `load` goes on from both exactly."""
         return {
-            "rule": asdict(self.policy), "done": self.done, "gauge": self.gauge.values(), "losses": self.loss.count,
-            "state": self.state.to_dict(), "pruning": self.pruning.to_dict(), "spectra": self.spectra,
+            "rule": asdict(self.policy), "done": self.done, "losses": self.loss.count, "ages": self.ages.to_dict(),
+            "criterion": self.criterion.values(),
         }  # fmt: skip
 
     def load(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
@@ -232,14 +222,13 @@ class HeadGrowth:
         for name in {**mine, **theirs}:
             if mine.get(name) != theirs.get(name):
                 raise InputError(f"policy.{name}", mine.get(name), f"must be {theirs.get(name)!r}, as in the state")
-        prefix = "gauge."
-        gauge = {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
-        self.gauge.load(gauge, values["gauge"])
+        prefix = "criterion."
+        own = {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+        self.criterion.load(own, values["criterion"])
         device = self.model.stack[0].attention.out.weight.device
-        loss, self.earlier = (tensors[name].to(device) if name in tensors else None for name in ("loss", "earlier"))
+        loss = tensors["loss"].to(device) if "loss" in tensors else None
         self.loss = Average(LOSS_MEMORY, loss, values["losses"])
-        self.done, self.spectra = values["done"], values["spectra"]
-        self.state, self.pruning = IncrtState.from_dict(values["state"]), PruningState.from_dict(values["pruning"])
+        self.done, self.ages = values["done"], PruningState.from_dict(values["ages"])
 
 
 def _chosen(tokens: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:

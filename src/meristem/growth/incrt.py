@@ -61,6 +61,7 @@ class DemandDecision:
     layer: int | None
     rules: tuple[str, ...]
     relative: tuple[RelativeDemand, ...]
+    removal: None = None  # heads leave by another rule: see `pruning`
 
 
 @dataclass(frozen=True)
