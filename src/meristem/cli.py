@@ -348,25 +348,23 @@ def generate_command(
         if any("\ud800" <= character <= "\udfff" for character in text):  # how Python marks bytes it cannot read
             raise InputError("prompt", text, "must be valid UTF-8 text")
     loaded = load_run(run, step=step, device=device, report=lambda text: print(text, file=sys.stderr))
-    tokenizer = loaded.tokenizer
+    model, tokenizer = loaded.decoder, loaded.tokenizer
     ids = [[int(t) for t in tokenizer.encode(text)] or [tokenizer.end_of_text] for text in prompt]
-    most = room(loaded.model, ids)
+    most = room(model, ids)
     if tokens is not None and not 1 <= tokens <= most:
-        raise InputError(
-            "tokens", tokens, f"must be from 1 to {most}, what the context of {loaded.model.plan.context} leaves"
-        )
+        raise InputError("tokens", tokens, f"must be from 1 to {most}, what the context of {model.plan.context} leaves")
     options: dict[str, Any] = {
         "max_tokens": min(200, most) if tokens is None else tokens, "end_of_text": tokenizer.end_of_text,
         "vocabulary": tokenizer.vocabulary, "sampling": sampling,
     }  # fmt: skip
     with autocast(loaded.device):
         if len(prompt) > 1:
-            for text, continuation in zip(prompt, generate(loaded.model, ids, **options), strict=True):
+            for text, continuation in zip(prompt, generate(model, ids, **options), strict=True):
                 print(text + tokenizer.decode(continuation), end="\n\n")
             return
         decoder = StreamDecoder(tokenizer)
         print(prompt[0], end="", flush=True)
-        for (token,) in stream(loaded.model, ids, **options):
+        for (token,) in stream(model, ids, **options):
             if token is not None:
                 print(decoder.feed(token), end="", flush=True)
         print(decoder.flush())

@@ -69,7 +69,7 @@ def direct_distances(model: Decoder, tokens: Tensor) -> list[float]:
 def test_loss_and_distances_equal_a_direct_computation(run: RunFolder) -> None:
     # 10 and 6 windows do not divide into batches of 4, so a wrong weight of the last batch would show.
     result = evaluate_run(run.path, windows=10, distance_windows=6, device="cpu")
-    model, windows = load_run(run.path, device="cpu").model, windows_of(run, 10)
+    model, windows = load_run(run.path, device="cpu").decoder, windows_of(run, 10)
     assert (result.step, result.windows, result.tokens, result.distance_windows) == (40, 10, 320, 6)
     assert result.loss == pytest.approx(direct_loss(model, windows), rel=1e-5)
     assert result.perplexity == pytest.approx(math.exp(result.loss))
@@ -120,7 +120,7 @@ def test_a_context_of_one_token(tmp_path: Path) -> None:
 def test_an_earlier_checkpoint_is_evaluated_on_demand(run: RunFolder) -> None:
     earlier = evaluate_run(run.path, step=20, windows=10, device="cpu")
     assert earlier.step == 20
-    model = load_run(run.path, step=20, device="cpu").model
+    model = load_run(run.path, step=20, device="cpu").decoder
     assert earlier.loss == pytest.approx(direct_loss(model, windows_of(run, 10)), rel=1e-5)
     assert earlier.loss != evaluate_run(run.path, windows=10, device="cpu").loss
 
@@ -135,7 +135,7 @@ def test_a_held_out_loss_that_is_not_finite_is_a_gap(run: RunFolder, tmp_path: P
 def test_other_data_of_the_same_tokenizer_are_taken(run: RunFolder, tmp_path: Path) -> None:
     other = prepared(tmp_path, count=50)
     result = evaluate_run(run.path, windows=5, data=other, device="cpu")
-    model = load_run(run.path, device="cpu").model
+    model = load_run(run.path, device="cpu").decoder
     assert result.data == str(other)
     assert result.loss == pytest.approx(direct_loss(model, windows_of(run, 5, other)), rel=1e-5)
 
@@ -147,7 +147,7 @@ def test_data_of_another_tokenizer_are_refused(run: RunFolder, tmp_path: Path) -
 
 
 def test_the_loss_does_not_depend_on_the_batch(run: RunFolder) -> None:
-    model, windows = load_run(run.path, device="cpu").model, windows_of(run, 7)
+    model, windows = load_run(run.path, device="cpu").decoder, windows_of(run, 7)
     losses = [held_out_loss(model, windows, batch=batch, device=CPU) for batch in (1, 3, 7, 100)]
     assert losses == pytest.approx([losses[0]] * 4, rel=1e-6)
 

@@ -16,7 +16,6 @@ from meristem.report.growth import COLUMNS, PALE, growth_svg
 from meristem.report.history import History
 from meristem.report.run import draw_growth, draw_structure, read_history
 from meristem.report.svg import ORANGE
-from meristem.training.recorder import step_flops
 from report.helpers import SVG, Element, assert_labels_are_inside_and_apart, number, parsed, texts
 from training.helpers import prepared, trained
 
@@ -303,7 +302,8 @@ def test_a_run_that_grew(observe: bool, changes: dict[str, Any], data: Path, tmp
     assert history.last_step == steps
     assert history.structure(steps) == run.newest_plan  # the picture's structure is the checkpoint's
     *_, flops = [entry["flops"] for entry in run.read(run.metrics) if "flops" in entry]
-    assert flops == pytest.approx(steps * step_flops(run.config, run.plan) * (1 + history.mean_cost))
+    once = run.plan.cost.training.causal * run.config.train.batch_size * run.plan.context
+    assert flops == pytest.approx(steps * once * (1 + history.mean_cost))
     assert looped(run.newest_plan.layer(1)) in texts(parsed(draw_structure(run.path).read_text()))
 
 

@@ -17,7 +17,7 @@ from meristem.data import TokenData, batch
 from meristem.errors import InputError, RunError
 from meristem.evaluation.held_out import held_out_windows
 from meristem.model import Decoder
-from meristem.training import loop
+from meristem.training import loop, tasks
 from meristem.training.checkpoint import list_checkpoints, load_checkpoint
 from meristem.training.distributed import Processes
 from meristem.training.gradients import Gradients
@@ -45,8 +45,8 @@ class Watch:
             self.batches.append(arrays[0].copy())
             return arrays
 
-        monkeypatch.setattr(loop, "Decoder", decoder)
-        monkeypatch.setattr(loop, "batch", watched_batch)
+        monkeypatch.setattr(tasks, "Decoder", decoder)
+        monkeypatch.setattr(tasks, "batch", watched_batch)
 
 
 def watched(data: Path, out: Path, **changes: Any) -> tuple[list[Tensor], np.ndarray[Any, Any]]:

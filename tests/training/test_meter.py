@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from meristem.evaluation.held_out import held_out_loss
-from meristem.training import loop
+from meristem.training import loop, tasks
 from meristem.training.checkpoint import save_checkpoint
 from meristem.training.meter import Clock, Reading, Readings
 from meristem.training.optimizer import guarded_update
@@ -81,7 +81,7 @@ def test_tokens_per_second_are_those_of_the_steps_alone(
         return save_checkpoint(*arguments, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(loop, "guarded_update", slow_update)
-    monkeypatch.setattr(loop, "held_out_loss", slow_loss)
+    monkeypatch.setattr(tasks, "held_out_loss", slow_loss)
     monkeypatch.setattr(loop, "save_checkpoint", slow_save)
     run = trained(data, tmp_path / "run", eval__every=4, checkpoint__every=6)
     rates = [entry["tokens_per_second"] for entry in run.read(run.metrics) if "loss" in entry]

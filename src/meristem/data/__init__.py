@@ -9,7 +9,7 @@ from meristem.data.prepare_labelled import findings_text, prepare_labelled
 from meristem.data.progress import Progress, shown_progress
 from meristem.data.recipe import Recipe
 from meristem.data.rows import Columns, read_rows
-from meristem.data.sampler import Sampler, batch, evaluation_windows
+from meristem.data.sampler import RowSampler, Sampler, batch, evaluation_windows, padded_length, row_batch
 from meristem.data.shards import Index, Shard, Split, TokenData, TokenizerFacts, TokenStream
 from meristem.data.tokenizer import (
     ByteTokenizer,
@@ -34,6 +34,7 @@ __all__ = [
     "LabelledRows",
     "Progress",
     "Recipe",
+    "RowSampler",
     "Sampler",
     "Shard",
     "Split",
@@ -48,11 +49,13 @@ __all__ = [
     "findings_text",
     "load_tokenizer",
     "open_data",
+    "padded_length",
     "padded_vocabulary",
     "prepare",
     "prepare_labelled",
     "read_documents",
     "read_rows",
+    "row_batch",
     "shown_progress",
     "stdlib_files",
     "verify",

@@ -1,8 +1,8 @@
 """Which tokens make up which batch: a pure function of seed, step, rank and number of processes.
 
-An epoch visits every window once, in an order given by a keyed bijection that is evaluated point by point, so
-nothing is stored and any step can be asked for at once. Only 64-bit integer arithmetic is used, not a random
-generator of a library, so the order is the same for ever.
+An epoch visits every window of a text, or every labelled row, once, in an order given by a keyed bijection that is
+evaluated point by point, so nothing is stored and any step can be asked for at once. Only 64-bit integer arithmetic is
+used, not a random generator of a library, so the order is the same for ever.
 """
 
 from __future__ import annotations
@@ -12,12 +12,15 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from meristem.data.labelled import LabelledRows
 from meristem.data.shards import TokenStream
 from meristem.errors import InputError
 
 ROUNDS = 8  # four suffice for large domains; more mix small ones better and cost nothing here
 GOLDEN = 0x9E3779B97F4A7C15
 WORD = (1 << 64) - 1
+
+MULTIPLE = 16  # rows of a batch are padded to a multiple of this, so that there are few different shapes
 
 Words = NDArray[np.uint64]
 
@@ -36,11 +39,9 @@ class Sampler:
     seed: int
 
     def __post_init__(self) -> None:
-        for field in ("context", "batch_size"):
-            if getattr(self, field) < 1:
-                raise InputError(field, getattr(self, field), "must be at least 1")
-        if not 0 <= self.seed < 1 << 64:
-            raise InputError("seed", self.seed, "must be in 0..2^64 - 1")
+        if self.context < 1:
+            raise InputError("context", self.context, "must be at least 1")
+        _check_order(self.batch_size, self.seed)
         if self.tokens < self.context + 1:
             raise InputError(
                 "training tokens", self.tokens,
@@ -55,18 +56,46 @@ class Sampler:
 
     def starts(self, step: int, rank: int = 0, world: int = 1) -> NDArray[np.int64]:
         """Where the windows of this rank's share of batch `step` start, shape (batch_size / world,)."""
-        if step < 0:
-            raise InputError("step", step, "must be at least 0")
-        if world < 1 or self.batch_size % world:
-            raise InputError("world", world, f"must divide the batch size {self.batch_size}")
-        if not 0 <= rank < world:
-            raise InputError("rank", rank, f"must be in 0..{world - 1}")
-        share = self.batch_size // world
-        first = step * self.batch_size + rank * share
-        sequences = np.arange(first, first + share, dtype=np.uint64)
-        windows = np.uint64(self.windows)
-        chosen = permuted(sequences % windows, self.windows, self.seed, sequences // windows)
-        return chosen.astype(np.int64) * self.context
+        return _shuffled(self.windows, self.batch_size, self.seed, step, rank, world) * self.context
+
+
+@dataclass(frozen=True)
+class RowSampler:
+    """Shuffled rows out of `count`, in global batches of `batch_size`."""
+
+    count: int
+    batch_size: int
+    seed: int
+
+    def __post_init__(self) -> None:
+        _check_order(self.batch_size, self.seed)
+        if self.count < 1:
+            raise InputError("training rows", self.count, "must be at least 1")
+
+    def rows(self, step: int, rank: int = 0, world: int = 1) -> NDArray[np.int64]:
+        """The rows of this rank's share of batch `step`, shape (batch_size / world,)."""
+        return _shuffled(self.count, self.batch_size, self.seed, step, rank, world)
+
+
+def _check_order(batch_size: int, seed: int) -> None:
+    if batch_size < 1:
+        raise InputError("batch_size", batch_size, "must be at least 1")
+    if not 0 <= seed < 1 << 64:
+        raise InputError("seed", seed, "must be in 0..2^64 - 1")
+
+
+def _shuffled(count: int, batch_size: int, seed: int, step: int, rank: int, world: int) -> NDArray[np.int64]:
+    """Which of `count` things this rank's share of batch `step` has, shape (batch_size / world,)."""
+    if step < 0:
+        raise InputError("step", step, "must be at least 0")
+    if world < 1 or batch_size % world:
+        raise InputError("world", world, f"must divide the batch size {batch_size}")
+    if not 0 <= rank < world:
+        raise InputError("rank", rank, f"must be in 0..{world - 1}")
+    share = batch_size // world
+    first = step * batch_size + rank * share
+    sequences = np.arange(first, first + share, dtype=np.uint64)
+    return permuted(sequences % np.uint64(count), count, seed, sequences // np.uint64(count)).astype(np.int64)
 
 
 def batch(
@@ -75,6 +104,23 @@ def batch(
     """Inputs and targets of this rank at a step, each of shape (batch_size / world, context)."""
     rows = stream.windows(sampler.starts(step, rank, world), sampler.context + 1)
     return rows[:, :-1], rows[:, 1:]
+
+
+def row_batch(
+    rows: LabelledRows, sampler: RowSampler, step: int, rank: int, world: int, context: int, *, fixed: bool = False
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Tokens (batch_size / world, T) and labels (batch_size / world,) of this rank at a step.
+
+    Every rank pads to the longest row of the whole batch, or, if `fixed`, to the context.
+    """
+    length = context if fixed else padded_length(rows.lengths[sampler.rows(step)], context)
+    mine = sampler.rows(step, rank, world)
+    return rows.padded(mine, length), rows.labels[mine]
+
+
+def padded_length(lengths: NDArray[np.int64], context: int) -> int:
+    """The length that rows of these lengths are padded or cut to in one batch."""
+    return min(context, -(-int(lengths.max()) // MULTIPLE) * MULTIPLE)
 
 
 def evaluation_windows(tokens: int, context: int, limit: int) -> NDArray[np.int64]:

@@ -66,7 +66,7 @@ def evaluate_run(
     chosen = held_out_windows(tokens.split("held_out"), context, windows)
     loss = held_out_loss(loaded.model, chosen, batch=loaded.config.eval.batch, device=loaded.device)
     probes = chosen[:distance_windows, :-1]
-    distances = mean_distances(loaded.model, probes, batch=loaded.config.eval.batch, device=loaded.device)
+    distances = mean_distances(loaded.decoder, probes, batch=loaded.config.eval.batch, device=loaded.device)
     result = Evaluation(
         run=str(run),
         step=loaded.step,

@@ -6,7 +6,7 @@ import torch
 
 from meristem.data import TokenStream, evaluation_windows
 from meristem.errors import InputError
-from meristem.model import Decoder
+from meristem.model import Transformer
 from meristem.training.devices import autocast
 
 
@@ -23,7 +23,7 @@ def held_out_windows(stream: TokenStream, context: int, windows: int) -> torch.T
 
 
 @torch.no_grad()
-def held_out_loss(model: Decoder, windows: torch.Tensor, *, batch: int, device: torch.device) -> float:
+def held_out_loss(model: Transformer, windows: torch.Tensor, *, batch: int, device: torch.device) -> float:
     """Mean cross entropy per token, in nats, over windows (n, context + 1)."""
     total = torch.zeros((), dtype=torch.float64, device=device)
     for part in windows.split(batch):

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from meristem.errors import InputError
-from meristem.model import Decoder
+from meristem.model import Decoder, Transformer
 from meristem.model.block import Pass
 
 FORMS = ("rows", "fused")
@@ -57,11 +57,13 @@ class HeadReadings:
 
 
 @torch.no_grad()
-def read_heads(model: Decoder, tokens: Tensor, gauge: EntropyGauge) -> HeadReadings:
+def read_heads(model: Transformer, tokens: Tensor, gauge: EntropyGauge) -> HeadReadings:
     """Run the model over tokens (B, T) and measure every head.
 
     A looped head reports its last pass, the others the normal one.
     """
+    if not isinstance(model, Decoder):
+        raise InputError("model", type(model).__name__, "must be a Decoder: this is the entropy of causal attention")
     if tokens.shape[1] < 2:
         raise InputError("tokens", tokens.shape[1], "positions are too few: entropy needs at least 2")
     entropies: list[Tensor] = []

@@ -8,6 +8,7 @@ from torch.nn.functional import cross_entropy
 
 from meristem.errors import InputError
 from meristem.model.block import INIT_STD, Norm, draw_normal
+from meristem.model.decoder import Decoder
 from meristem.model.transformer import Regions, Transformer, Watch
 from meristem.plan import PADDING, Plan
 
@@ -95,3 +96,8 @@ class Classifier(Transformer):
         masked = tokens.device.type != "cpu" or not bool(real.all())
         mask = real[:, None, None, :].expand(-1, 1, length, -1) if masked else None
         return self.walk(tokens, slice(0, length), regions, watch, causal=False, mask=mask)
+
+
+def build_model(plan: Plan, seed: int = 0) -> Transformer:
+    """The kind of model that a plan describes."""
+    return Decoder(plan, seed) if plan.classes is None else Classifier(plan, seed)

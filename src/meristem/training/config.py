@@ -21,6 +21,8 @@ from meristem.schedules import PREFERRED_DIMS
 from meristem.training.optimizer import OptimizerConfig
 from meristem.training.trackers import TRACKERS
 
+CLASS_WEIGHTS = ("none", "balanced")
+
 # What may change when a run is resumed: the result does not depend on it, or (device, compile, micro_batch) only in the
 # rounding of sums.
 RESUMABLE = (
@@ -43,33 +45,44 @@ class ModelConfig:
     kv_group: int = 1
     context: int = 1024
     feed_forward: int | None = None  # 8/3 of the width if not given
+    head_dim: int | None = None  # width / heads if not given; for the uniform schedule and lists
+    pooling: str = "mean"  # what a classifier's answer is read from: all tokens, or the first
     plan: str | None = None  # a plan file, instead of all of the above
 
-    def build(self, vocabulary: int) -> Plan:
-        """The plan for a vocabulary."""
+    def build(self, vocabulary: int, classes: int | None = None, longest: int | None = None) -> Plan:
+        """The plan for a vocabulary, and, of a classifier, for so many classes of rows up to a length."""
         if self.plan is not None:
             plan = Plan.load(self.plan)
             if plan.vocabulary < vocabulary:
                 raise InputError("model.plan", plan.vocabulary, f"vocabulary is smaller than the data's {vocabulary}")
+            if plan.classes != classes:
+                raise InputError("model.plan", plan.classes, f"classes must be those of the data, {classes}")
             return plan
         shape: dict[str, Any] = {
-            "vocabulary": vocabulary, "context": self.context,
-            "feed_forward": self.feed_forward, "kv_group": self.kv_group,
+            "vocabulary": vocabulary, "context": min(self.context, longest or self.context),
+            "feed_forward": self.feed_forward, "kv_group": self.kv_group, "head_dim": self.head_dim,
+            "classes": classes, "pooling": self.pooling,
         }  # fmt: skip
-        if self.head_list:
-            return Plan.from_heads(self.head_list, width=self.width, **shape)
-        return Plan.scheduled(
-            self.schedule, layers=self.layers, width=self.width, heads=self.heads, dims=self.dims,
-            seed=self.shuffle_seed, **shape,
-        )  # fmt: skip
+        try:
+            if self.head_list:
+                return Plan.from_heads(self.head_list, width=self.width, **shape)
+            return Plan.scheduled(
+                self.schedule, layers=self.layers, width=self.width, heads=self.heads, dims=self.dims,
+                seed=self.shuffle_seed, **shape,
+            )  # fmt: skip
+        except InputError as error:
+            if error.field in ("head_dim", "pooling"):
+                raise InputError(f"model.{error.field}", error.value, error.expected) from None
+            raise
 
 
 @dataclass(frozen=True)
 class DataConfig:
-    """A folder made by `meristem data prepare`, and the order of its windows."""
+    """A folder made by `meristem data prepare` or `prepare-labelled`, and the order of its windows or rows."""
 
     path: str = "data"
     seed: int = 0
+    class_weights: str = "none"  # of a classifier's loss; balanced: classes count alike, however many rows they have
 
 
 @dataclass(frozen=True)
@@ -208,10 +221,11 @@ def in_growth(error: InputError) -> InputError:
 
 @dataclass(frozen=True)
 class EvalConfig:
-    """Held-out loss during the run, on windows that never change."""
+    """What is measured during the run, on held-out windows or rows that never change."""
 
     every: int = 100  # steps; 0 evaluates at the end only
     windows: int = 64
+    rows: int = 0  # of a classifier; 0 is all
     batch: int = 16
 
 
@@ -248,7 +262,7 @@ class Config:
     def __post_init__(self) -> None:
         minimums = {
             "train.steps": 1, "train.batch_size": 1, "train.max_skipped": 1, "eval.every": 0, "eval.windows": 1,
-            "eval.batch": 1, "checkpoint.every": 0, "checkpoint.keep": 1, "log.every": 1,
+            "eval.rows": 0, "eval.batch": 1, "checkpoint.every": 0, "checkpoint.keep": 1, "log.every": 1,
         }  # fmt: skip
         for name in ("model.shuffle_seed", "data.seed", "train.seed", "growth.seed", "incrt.seed"):
             if not 0 <= self[name] < 2**63:
@@ -257,6 +271,9 @@ class Config:
             value = self[name]
             if value < minimum:
                 raise InputError(name, value, f"must be at least {minimum}")
+        if self.data.class_weights not in CLASS_WEIGHTS:
+            allowed = ", ".join(CLASS_WEIGHTS)
+            raise InputError("data.class_weights", self.data.class_weights, f"must be one of {allowed}")
         micro = self.train.micro_batch
         if micro is not None and (micro < 1 or self.train.batch_size % micro):
             raise InputError("train.micro_batch", micro, f"must divide train.batch_size = {self.train.batch_size}")

@@ -100,6 +100,8 @@ def _parts(values: dict[str, Any], growing: str = "") -> dict[str, str]:
     parts = {"loss": f"loss {'not finite' if loss is None else format(loss, '.4f')}"}
     if values.get("held_out") is not None:
         parts["held_out"] = f"held-out {values['held_out']:.4f}"
+    if values.get("accuracy") is not None:
+        parts["accuracy"] = f"accuracy {values['accuracy']:.4f}"
     if values.get("tokens_per_second"):
         parts["speed"] = f"{values['tokens_per_second']:,.0f} tokens/s"
     if values.get("mfu") is not None:
@@ -130,7 +132,7 @@ def _fitting(values: dict[str, Any], width: int, growing: str = "") -> str:
     parts = _parts(values, growing)
     if "speed" in parts:
         parts["speed"] = _short_speed(values["tokens_per_second"])
-    for name in ("mfu", "held_out", "skipped", "speed", "left"):
+    for name in ("mfu", "held_out", "skipped", "speed", "left", "accuracy"):
         if len("  ".join(parts.values())) > width:
             parts.pop(name, None)
     return "  ".join(parts.values())

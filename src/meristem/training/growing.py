@@ -10,7 +10,7 @@ from meristem.errors import InputError, RunError
 from meristem.gauges import EntropyGauge
 from meristem.growth import BlockLoop, Grower, Incrt, Sgt
 from meristem.growth.block_loop import steady_layers
-from meristem.model import Decoder
+from meristem.model import Transformer
 from meristem.plan import Loop, Plan
 from meristem.training.config import Config, GrowthConfig, in_growth
 from meristem.training.run import RunFolder
@@ -96,7 +96,7 @@ def _structure(source: Path) -> tuple[Plan, list[list[float]] | None]:
     return folder.newest_plan, max(whole, key=lambda entry: entry["step"])["head_entropy"] if whole else None
 
 
-def make_grower(config: Config, model: Decoder, optimizer: torch.optim.Optimizer, start: Plan) -> Grower | None:
+def make_grower(config: Config, model: Transformer, optimizer: torch.optim.Optimizer, start: Plan) -> Grower | None:
     """The grower of a run that began with the plan `start`; None if it neither grows nor observes."""
     growth = config.growth
     policy: Sgt | Incrt | None = None

@@ -13,10 +13,8 @@ import torch
 from torch import Tensor
 
 from meristem import __version__
-from meristem.data import Sampler, TokenData, TokenStream, batch, padded_vocabulary
+from meristem.data import LabelledData, TokenData, open_data
 from meristem.errors import InputError, RunError
-from meristem.evaluation.held_out import held_out_loss, held_out_windows
-from meristem.model import Decoder
 from meristem.model.backends import choose_backends
 from meristem.plan import Plan
 from meristem.ranks import mean_over_ranks
@@ -38,9 +36,10 @@ from meristem.training.growing import make_grower, starting_plan
 from meristem.training.lock import run_lock
 from meristem.training.meter import Clock, Reading, Readings
 from meristem.training.optimizer import guarded_update, learning_rate, make_optimizer
-from meristem.training.recorder import Progress, Recorder, due, step_flops
+from meristem.training.recorder import Progress, Recorder, due
 from meristem.training.run import RunFolder
 from meristem.training.signals import StopSignals
+from meristem.training.tasks import initial_plan, make_task
 from meristem.training.trackers import check_trackers
 
 
@@ -58,8 +57,8 @@ def train(config: Config, out: str | Path) -> Outcome:
     """Train a new model in the folder `out`."""
     with processes(config.train.device) as peers:
         config = _at_home(config)
-        data = TokenData.open(config.data.path)
-        plan = starting_plan(config, config.model.build(padded_vocabulary(data.index.tokenizer.vocabulary)))
+        data = open_data(config.data.path)
+        plan = starting_plan(config, initial_plan(config, data))
         _check(config, plan, data, peers)
         if peers.first:
             RunFolder.create(Path(out), config, plan, data)
@@ -78,7 +77,7 @@ def resume(out: str | Path, config: Config | None = None) -> Outcome:
     config = folder.config if config is None else _at_home(config)
     check_resumable(folder.config, config)
     with processes(config.train.device) as peers, _held(folder, peers):
-        data = TokenData.open(config.data.path)
+        data = open_data(config.data.path)
         folder.check_data(data)
         _check_batch(config, peers)
         check_trackers(config.log.trackers)
@@ -88,7 +87,7 @@ def resume(out: str | Path, config: Config | None = None) -> Outcome:
             write_atomically(folder.path / "config.toml", config.to_toml())
         peers.wait()
         if checkpoint is not None and checkpoint.step >= config.train.steps:
-            return Outcome(folder.path, checkpoint.step, _last_held_out(folder), None)
+            return Outcome(folder.path, checkpoint.step, _last_measured(folder).get("held_out_loss"), None)
         plan = folder.plan if checkpoint is None else Plan.from_dict(checkpoint.state["plan"])
         return Trainer(folder, config, plan, data, checkpoint, peers).run()
 
@@ -101,14 +100,16 @@ class Trainer:
         folder: RunFolder,
         config: Config,
         plan: Plan,
-        data: TokenData,
+        data: TokenData | LabelledData,
         checkpoint: Checkpoint | None,
         peers: Processes,
     ) -> None:
         torch.manual_seed(config.train.seed)
         device = peers.device
         self.folder, self.config, self.peers = folder, config, peers
-        self.model = Decoder(plan, seed=config.train.seed).to(device)
+        self.compiled = device.type == "cuda" if config.train.compile is None else config.train.compile
+        self.task = make_task(config, plan, data, fixed=self.compiled)
+        self.model = self.task.model(plan).to(device)
         self.kernels = self.model.use_attention(device, compute_dtype(device), config.train.attention)
         self.optimizer = make_optimizer(self.model, config.optimizer)
         self.grower = make_grower(config, self.model, self.optimizer, folder.plan)
@@ -119,13 +120,11 @@ class Trainer:
             restore_optimizer(self.model, self.optimizer, checkpoint.optimizer)
             restore_rng(checkpoint.rng)
             skipped, in_a_row = checkpoint.state["skipped"], checkpoint.state["skipped_in_a_row"]
-            flops = checkpoint.state.get("flops", checkpoint.step * step_flops(config, plan))
-            self.progress = Progress(checkpoint.step, skipped, in_a_row, _last_held_out(folder), flops)
+            flops = checkpoint.state.get("flops", checkpoint.step * self.task.step_flops(plan).causal)
+            self.progress = Progress(checkpoint.step, skipped, in_a_row, _last_measured(folder), flops)
             if self.grower is not None:
                 self.grower.load_state_dict(checkpoint.state["growth"], checkpoint.growth)
-        self.compiled = device.type == "cuda" if config.train.compile is None else config.train.compile
         self.gradients = Gradients(peers.wrap(self.model), compile=self.compiled, device=device)
-        self.stream, self.sampler, self.windows = _inputs(config, plan, data)
         self.readings, self.clock = Readings(), Clock()
 
     @property
@@ -139,7 +138,7 @@ class Trainer:
         with (
             make_display(self.plan, steps, speaks=self.peers.first) as display,
             StopSignals() as stop,
-            Recorder(self.folder, self.config, self.plan, self.peers, display, progress) as record,
+            Recorder(self.folder, self.config, self.task, self.plan, self.peers, display, progress) as record,
         ):
             record.event(
                 "start" if self.begins else "resume", progress.step,
@@ -149,8 +148,8 @@ class Trainer:
             kinds = " and ".join(dict.fromkeys(self.kernels))
             compiled = ", compiled" if self.compiled else ""
             display.note(f"{describe_device(self.peers.device)}; {kinds} attention{compiled}")
-            if self.windows is None:
-                display.note(f"no held-out loss: fewer than context + 1 = {self.plan.context + 1} tokens are held out")
+            if self.task.unmeasured is not None:
+                display.note(self.task.unmeasured)
             stopping = False
             while progress.step < steps and not stopping:
                 reading = self.update(stop.asked)
@@ -181,8 +180,13 @@ class Trainer:
         return reading
 
     def batch(self, step: int) -> tuple[Tensor, Tensor]:
-        """Tokens and labels of a step: this process's share of them."""
-        return _batch(self.stream, self.sampler, step, self.config, self.peers)
+        """Tokens and labels of a step, this process's share of them, (micro-batches, b, ...), on their way to it."""
+        peers, micro = self.peers, _micro_batch(self.config, self.peers)
+        arrays = self.task.batch(step, peers.rank, peers.world)
+        tokens, labels = (torch.from_numpy(array).unflatten(0, (-1, micro)) for array in arrays)
+        if peers.device.type == "cuda":
+            tokens, labels = tokens.pin_memory(), labels.pin_memory()
+        return tokens.to(peers.device, non_blocking=True), labels.to(peers.device, non_blocking=True)
 
     def fresh(self) -> Iterator[tuple[Tensor, Tensor]]:
         """What will be trained on next, sequence by sequence of micro-batches."""
@@ -226,10 +230,9 @@ class Trainer:
         if not (evaluates or saves or stopping):
             return False
         stopping = self.settle(self.readings.flush(), record) or stopping
-        if evaluates and self.windows is not None and self.peers.first:
-            loss = held_out_loss(self.model, self.windows, batch=config.eval.batch, device=self.peers.device)
-            self.progress.held_out = loss
-            record.held_out(step, loss)
+        if evaluates and self.task.unmeasured is None and self.peers.first:
+            self.progress.measured = self.task.measure(self.model, self.peers.device)
+            record.measured(step, self.progress.measured)
         if saves or stopping:
             self.save(record)
         self.clock.pause()
@@ -254,25 +257,6 @@ class Trainer:
         self.peers.wait()
 
 
-def _inputs(config: Config, plan: Plan, data: TokenData) -> tuple[TokenStream, Sampler, Tensor | None]:
-    """What the run reads: the training stream, the order of its windows, and the held-out windows if there are any."""
-    stream, held_out = data.split("train"), data.split("held_out")
-    sampler = Sampler(len(stream), plan.context, config.train.batch_size, config.data.seed)
-    enough = len(held_out) > plan.context
-    windows = held_out_windows(held_out, plan.context, config.eval.windows) if enough else None
-    return stream, sampler, windows
-
-
-def _batch(stream: TokenStream, sampler: Sampler, step: int, config: Config, peers: Processes) -> tuple[Tensor, Tensor]:
-    """Tokens and labels of this process, (micro-batches, b, T), on their way to the device."""
-    micro = _micro_batch(config, peers)
-    arrays = batch(stream, sampler, step, peers.rank, peers.world)
-    tokens, labels = (torch.from_numpy(array).unflatten(0, (-1, micro)) for array in arrays)
-    if peers.device.type == "cuda":
-        tokens, labels = tokens.pin_memory(), labels.pin_memory()
-    return tokens.to(peers.device, non_blocking=True), labels.to(peers.device, non_blocking=True)
-
-
 def _held(folder: RunFolder, peers: Processes) -> AbstractContextManager[None]:
     """The run locked against other commands, by the process that writes."""
     return run_lock(folder.path) if peers.first else nullcontext()
@@ -291,12 +275,13 @@ def _micro_batch(config: Config, peers: Processes) -> int:
     return min(config.train.micro_batch or share, share)
 
 
-def _check(config: Config, plan: Plan, data: TokenData, peers: Processes) -> None:
+def _check(config: Config, plan: Plan, data: TokenData | LabelledData, peers: Processes) -> None:
     """Refuse what cannot be trained before anything is written."""
     _check_batch(config, peers)
     check_trackers(config.log.trackers)
-    _inputs(config, plan, data)
-    choose_backends(plan.layers, peers.device, compute_dtype(peers.device), config.train.attention)
+    make_task(config, plan, data, fixed=False)
+    wanted, masked = config.train.attention, plan.classes is not None
+    choose_backends(plan.layers, peers.device, compute_dtype(peers.device), wanted, masked=masked)
 
 
 def _check_batch(config: Config, peers: Processes) -> None:
@@ -309,9 +294,10 @@ def _check_batch(config: Config, peers: Processes) -> None:
         )
 
 
-def _last_held_out(folder: RunFolder) -> float | None:
-    losses = [entry["held_out_loss"] for entry in folder.read(folder.metrics) if "held_out_loss" in entry]
-    return losses[-1] if losses else None
+def _last_measured(folder: RunFolder) -> dict[str, float | None]:
+    """The last line of metrics that is about held-out data, without its step; empty if there is none."""
+    found = [entry for entry in folder.read(folder.metrics) if "held_out_loss" in entry]
+    return {name: value for name, value in found[-1].items() if name != "step"} if found else {}
 
 
 def _too_many_skipped(progress: Progress, folder: RunFolder) -> str:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from meristem.plan import Plan
@@ -15,6 +15,7 @@ from meristem.training.distributed import Processes
 from meristem.training.meter import Clock, Reading
 from meristem.training.optimizer import learning_rate
 from meristem.training.run import RunFolder
+from meristem.training.tasks import Task
 from meristem.training.trackers import make_trackers
 
 
@@ -25,8 +26,13 @@ class Progress:
     step: int = 0
     skipped: int = 0
     skipped_in_a_row: int = 0
-    held_out: float | None = None
+    measured: Mapping[str, float | None] = field(default_factory=dict)  # last on held-out data
     flops: int = 0  # counted until `step` when the run was begun or resumed
+
+    @property
+    def held_out(self) -> float | None:
+        """The last held-out loss."""
+        return self.measured.get("held_out_loss")
 
     def count(self, reading: Reading) -> None:
         self.skipped += reading.skipped
@@ -40,15 +46,15 @@ class Recorder:
         self,
         folder: RunFolder,
         config: Config,
+        task: Task,
         plan: Plan,
         peers: Processes,
         display: Display,
         progress: Progress,
     ) -> None:
         self.folder, self.config, self.peers, self.display = folder, config, peers, display
-        self.tokens_per_step = config.train.batch_size * plan.context
+        self._task, self._plan, self._step_flops = task, plan, task.step_flops(plan)
         self._counted = progress.step, progress.flops
-        self._plan = plan
         self._warned: set[int] = set()  # layers
         names = config.log.trackers if peers.first else ()
         self.trackers = make_trackers(names, folder.path, flatten(config), progress.step)
@@ -63,12 +69,12 @@ class Recorder:
     def flops(self, step: int) -> int:
         """Training FLOPs counted until a step, with what the structure of the time needed (causal attention)."""
         since, flops = self._counted
-        return flops + (step - since) * step_flops(self.config, self._plan)
+        return flops + (step - since) * self._step_flops.causal
 
     def restructured(self, step: int, plan: Plan) -> None:
         """The model has another structure from `step` on."""
         self._counted = step, self.flops(step)
-        self._plan = plan
+        self._plan, self._step_flops = plan, self._task.step_flops(plan)
         self.display.restructured(plan)
 
     def growth(self, step: int, event: dict[str, Any]) -> None:
@@ -105,47 +111,44 @@ class Recorder:
         if not due(reading.step, steps, self.config.log.every):
             return
         pace = clock.seconds_per_step
-        rate = None if pace is None else self.tokens_per_step / pace
+        tokens = self._task.tokens_per_step
         entry = {
             "step": reading.step,
             "loss": finite(reading.loss),
             "gradient_norm": finite(reading.gradient_norm),
             "lr": learning_rate(reading.step - 1, steps, self.config.optimizer),
-            "tokens": reading.step * self.tokens_per_step,
+            "tokens": reading.step * tokens,
             "flops": self.flops(reading.step),
-            "tokens_per_second": rate,
-            "mfu": self._mfu(rate),
+            "tokens_per_second": None if pace is None else tokens / pace,
+            "mfu": self._mfu(pace),
             "skipped": state.skipped,
         }
         self._write(entry)
         left = None if pace is None else (steps - reading.step) * pace
-        self.display.update({**entry, "held_out": state.held_out, "left": left})
+        measured = {"held_out": state.held_out, "accuracy": state.measured.get("accuracy")}
+        self.display.update({**entry, **measured, "left": left})
 
-    def held_out(self, step: int, loss: float) -> None:
-        perplexity = math.exp(min(loss, 700.0)) if math.isfinite(loss) else None
-        self._write({"step": step, "held_out_loss": finite(loss), "perplexity": perplexity})
-        self.display.note(f"step {step}: held-out loss {loss:.4f}")
+    def measured(self, step: int, values: Mapping[str, float]) -> None:
+        """What was measured on held-out data."""
+        self._write({"step": step, **{name: finite(value) for name, value in values.items()}})
+        accuracy = f", accuracy {values['accuracy']:.4f}" if "accuracy" in values else ""
+        self.display.note(f"step {step}: held-out loss {values['held_out_loss']:.4f}{accuracy}")
 
     def event(self, kind: str, step: int, **facts: Any) -> None:
         if self.peers.first:
             self.folder.append(self.folder.events, {"step": step, "event": kind, **facts})
 
-    def _mfu(self, rate: float | None) -> float | None:
+    def _mfu(self, pace: float | None) -> float | None:
         peak = peak_flops(self.peers.device)
-        if rate is None or peak is None:
+        if pace is None or peak is None:
             return None
-        return rate * self._plan.cost.training.full / (peak * self.peers.world)
+        return self._step_flops.full / (pace * peak * self.peers.world)
 
     def _write(self, entry: dict[str, Any]) -> None:
         self.folder.append(self.folder.metrics, entry)
         numbers = {k: float(v) for k, v in entry.items() if k != "step" and v is not None}
         for tracker in self.trackers:
             tracker.log(entry["step"], numbers)
-
-
-def step_flops(config: Config, plan: Plan) -> int:
-    """Training FLOPs of one update, as counted by the plan's formulas for causal attention."""
-    return config.train.batch_size * plan.context * plan.cost.training.causal
 
 
 def due(step: int, steps: int, every: int) -> bool:

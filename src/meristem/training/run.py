@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from meristem.data import TokenData, Tokenizer, load_tokenizer
+from meristem.data import LabelledData, Recipe, TokenData, Tokenizer, load_tokenizer
 from meristem.errors import InputError, RunError
-from meristem.model import Decoder
+from meristem.model import Decoder, Transformer, build_model
 from meristem.plan import Plan
 from meristem.training.checkpoint import (
     Checkpoint,
@@ -54,7 +54,7 @@ class RunFolder:
         return self.path / "entropy.jsonl"
 
     @classmethod
-    def create(cls, path: Path, config: Config, plan: Plan, data: TokenData) -> RunFolder:
+    def create(cls, path: Path, config: Config, plan: Plan, data: TokenData | LabelledData) -> RunFolder:
         """Begin a run in a new or empty folder."""
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
             raise InputError(
@@ -66,7 +66,10 @@ class RunFolder:
         aside = path.with_name(f".{path.name}.partial")  # renamed when it is whole: there are no half-begun runs
         shutil.rmtree(aside, ignore_errors=True)
         aside.mkdir(parents=True)
-        load_tokenizer(data.folder).save(aside)
+        if isinstance(data, TokenData):
+            load_tokenizer(data.folder).save(aside)
+        else:
+            data.recipe.save(aside)
         write_atomically(aside / "plan.json", plan.to_json())
         write_atomically(aside / "data.json", json.dumps({"digest": data.index.digest}) + "\n")
         write_atomically(aside / "config.toml", config.to_toml())
@@ -103,7 +106,7 @@ class RunFolder:
         checkpoints = list_checkpoints(self.checkpoints)
         return int(checkpoints[-1].name.removeprefix("step-")) if checkpoints else 0
 
-    def check_data(self, data: TokenData) -> None:
+    def check_data(self, data: TokenData | LabelledData) -> None:
         """Refuse to go on with other data than the run began with."""
         if data.index.digest != read_json(self.path / "data.json").get("digest"):
             raise InputError("data.path", str(data.folder), "is not the data this run began with (its tokens differ)")
@@ -137,10 +140,29 @@ class LoadedRun:
 
     folder: RunFolder
     config: Config
-    model: Decoder
-    tokenizer: Tokenizer
+    model: Transformer
     step: int
     device: torch.device
+
+    @property
+    def decoder(self) -> Decoder:
+        """The language model; if the run is of a classifier, an error that says so."""
+        if not isinstance(self.model, Decoder):
+            raise InputError("run", str(self.folder.path), "is of a classifier, and this needs a language model")
+        return self.model
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """That of a language model."""
+        assert self.decoder
+        return load_tokenizer(self.folder.path)
+
+    @property
+    def recipe(self) -> Recipe:
+        """That of a classifier: from rows to ids and classes."""
+        if isinstance(self.model, Decoder):
+            raise InputError("run", str(self.folder.path), "is of a language model, and this needs a classifier")
+        return Recipe.load(self.folder.path)
 
 
 def load_run(
@@ -159,7 +181,7 @@ def load_run(
             raise InputError("step", step, f"has no checkpoint; there are {sorted(names)}")
         checkpoint = load_checkpoint(names[step])
     place = choose_device(device)
-    model = Decoder(Plan.from_dict(checkpoint.state["plan"]))
+    model = build_model(Plan.from_dict(checkpoint.state["plan"]))
     model.load_state_dict(checkpoint.model)
     model.to(place).eval()
-    return LoadedRun(folder, folder.config, model, load_tokenizer(folder.path), checkpoint.step, place)
+    return LoadedRun(folder, folder.config, model, checkpoint.step, place)
