@@ -9,7 +9,6 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from meristem.errors import InputError
 from meristem.gauges.demand import DemandGauge
 from meristem.gauges.energy import EnergyGauge, Projections, projections
 from meristem.growth.incrt import Incrt, IncrtState, RelativeDemand
@@ -93,8 +92,6 @@ class Demand:
 
     def __init__(self, policy: Incrt, model: Model) -> None:
         plan = model.plan
-        if len(set(plan.head_dims)) > 1:
-            raise InputError("head_dim", plan.head_dims, "must be the same in all layers for heads to be born")
         self.policy, self.silent = policy, policy.calibration
         self.gauge = DemandGauge(len(plan.layers), plan.width, plan.head_dims[0], seed=policy.seed, **_place(model))
         self.state = policy.start(len(plan.layers))

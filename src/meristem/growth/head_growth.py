@@ -17,12 +17,13 @@ from meristem.gauges.redundancy import HeadMoments
 from meristem.growth.average import Average
 from meristem.growth.criteria import Decision, Policy, Seen, make_criterion
 from meristem.growth.edits import AddHead, RemoveHead
-from meristem.growth.heads import Head, empty_head
+from meristem.growth.heads import Head, empty_head, with_head
 from meristem.growth.incrt import Incrt
 from meristem.growth.outcome import Growth
 from meristem.growth.pruning import Pruning, PruningState
 from meristem.growth.surgery import Model, add_head, remove_head
 from meristem.model.block import Pass
+from meristem.plan import Plan
 from meristem.ranks import from_first_rank, mean_over_ranks, rank, require_equal, sum_over_ranks, world
 from meristem.records import finite
 
@@ -37,8 +38,7 @@ class HeadGrowth:
     """Follows `policy` on `model`."""
 
     def __init__(self, model: Model, optimizer: torch.optim.Optimizer | None, policy: Policy) -> None:
-        if model.plan.is_looped:
-            raise InputError("plan", model.plan.digest[:12], "has loops; heads come and go in layers that run once")
+        check_growable(model.plan)
         self.model, self.optimizer, self.policy = model, optimizer, policy
         self.criterion = make_criterion(policy, model)
         self.trials = policy.pruning if isinstance(policy, Incrt) else Pruning()
@@ -73,11 +73,14 @@ class HeadGrowth:
         with _frozen(self.model, but=attention.out.weight), torch.enable_grad():
             loss = self.model.loss(tokens, labels, watch=lambda layer, number, seen: passes.append(seen))
             gradients = torch.autograd.grad(loss, [seen.update for seen in passes])
+        smooth = mean_over_ranks(loss.detach().float())
+        if not bool(smooth.isfinite()):  # an update that was skipped: it would stay in the averages for good
+            return
         with torch.no_grad(), torch.autocast(tokens.device.type, enabled=False):
             blocks = zip(self.model.stack, passes, strict=True)
             inputs = torch.stack([block.attention_input(seen.stream.detach()) for block, seen in blocks])
             self.criterion.feed(Seen(inputs, torch.stack(gradients) * labels.numel(), self.model.allowed(tokens)))
-            self.loss.add(mean_over_ranks(loss.detach().float()))
+            self.loss.add(smooth)
 
     @torch.no_grad()
     def _moments(self, tokens: Tensor, labels: Tensor) -> list[HeadMoments]:
@@ -229,6 +232,16 @@ class HeadGrowth:
         loss = tensors["loss"].to(device) if "loss" in tensors else None
         self.loss = Average(LOSS_MEMORY, loss, values["losses"])
         self.done, self.ages = values["done"], PruningState.from_dict(values["ages"])
+
+
+def check_growable(plan: Plan) -> None:
+    """Refuse, by name, a plan whose layers cannot be given heads."""
+    if plan.is_looped:
+        raise InputError("plan", plan.digest[:12], "has loops; heads come and go in layers that run once")
+    if len(set(plan.head_dims)) > 1:
+        raise InputError("head_dim", plan.head_dims, "must be the same in all layers for heads to be born")
+    for layer in plan.layers:
+        with_head(layer)
 
 
 def _chosen(tokens: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:

@@ -13,8 +13,10 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from meristem.errors import InputError, RunError
 from meristem.gauges.entropy import FORMS
+from meristem.growth.criteria import Policy
 from meristem.growth.incrt import Incrt
 from meristem.growth.pruning import Pruning
+from meristem.growth.published import Published, RandomBirths
 from meristem.growth.sgt import Sgt
 from meristem.plan import Plan
 from meristem.schedules import PREFERRED_DIMS
@@ -175,6 +177,9 @@ class GrowthConfig:
 class IncrtConfig:
     """Heads that are born and leave during training (`growth.policy = "incrt"`). Times are updates."""
 
+    criterion: str = "demand"  # of the task; or published, the heads' own energy; or random, births at random times
+    numerics: str = "author"  # of the published criterion; or repaired
+    births: int = 0  # at random times
     feed_every: int = Incrt.feed_every  # between two looks at what the task asks of attention
     decide_every: int = Incrt.decide_every
     calibration: int = Incrt.calibration  # updates at the start in which the demand without attention is measured
@@ -196,17 +201,28 @@ class IncrtConfig:
     def __post_init__(self) -> None:
         if not self.last_birth > 0:
             raise InputError("incrt.last_birth", self.last_birth, "must be above 0")
+        if self.criterion not in ("demand", "published", "random"):
+            raise InputError("incrt.criterion", self.criterion, "must be one of demand, published, random")
+        if self.births and self.criterion != "random":
+            raise InputError("incrt.births", self.births, "is the number of births at random times: criterion = random")
         self.policy(10**9)  # refuses bad values
 
-    def policy(self, steps: int) -> Incrt:
+    def policy(self, steps: int) -> Policy:
         """The policy for a run of so many updates."""
         last = round(self.last_birth * steps if self.last_birth <= 1 else self.last_birth)
+        common: dict[str, Any] = {
+            "feed_every": self.feed_every, "decide_every": self.decide_every, "last_birth": last,
+            "max_heads": self.max_heads, "seed": self.seed,
+        }  # fmt: skip
         try:
+            if self.criterion == "published":
+                return Published(self.numerics, share=self.share, prune=self.prune, **common)
+            if self.criterion == "random":
+                return RandomBirths(self.births, warm_up=self.warm_up, **common)
             return Incrt(
-                feed_every=self.feed_every, decide_every=self.decide_every, calibration=self.calibration,
-                cool_down=self.cool_down, warm_up=self.warm_up, last_birth=last, max_heads=self.max_heads,
+                calibration=self.calibration, cool_down=self.cool_down, warm_up=self.warm_up, **common,
                 certainty=self.certainty, share=self.share, steady=self.steady, plateau=self.plateau, hits=self.hits,
-                prune=self.prune, seed=self.seed,
+                prune=self.prune,
                 pruning=Pruning(self.grace or 4 * self.cool_down, self.redundant, tolerance=self.tolerance),
             )  # fmt: skip
         except InputError as error:

@@ -8,8 +8,10 @@ import torch
 
 from meristem.errors import InputError, RunError
 from meristem.gauges import EntropyGauge
-from meristem.growth import BlockLoop, Grower, Incrt, Sgt
+from meristem.growth import BlockLoop, Grower, Sgt
 from meristem.growth.block_loop import steady_layers
+from meristem.growth.criteria import Policy
+from meristem.growth.head_growth import check_growable
 from meristem.model import Transformer
 from meristem.plan import Loop, Plan
 from meristem.training.config import Config, GrowthConfig, in_growth
@@ -23,6 +25,8 @@ def starting_plan(config: Config, plan: Plan) -> Plan:
     growth = config.growth
     if plan.context < 2 and (growth.observe or growth.policy != "none"):
         raise InputError("model.context", plan.context, "must be at least 2: one token has no entropy")
+    if growth.policy == "incrt":
+        check_growable(plan)
     if growth.policy != "sgt":
         return plan
     if plan.is_looped:
@@ -99,7 +103,7 @@ def _structure(source: Path) -> tuple[Plan, list[list[float]] | None]:
 def make_grower(config: Config, model: Transformer, optimizer: torch.optim.Optimizer, start: Plan) -> Grower | None:
     """The grower of a run that began with the plan `start`; None if it neither grows nor observes."""
     growth = config.growth
-    policy: Sgt | Incrt | None = None
+    policy: Sgt | Policy | None = None
     if growth.policy == "incrt":
         policy = config.incrt.policy(config.train.steps)
     elif growth.policy == "sgt" and not start.is_looped:
