@@ -13,6 +13,10 @@ from meristem import __version__
 from meristem.errors import InputError, RunError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from meristem.evaluation.evaluate import Evaluation
+    from meristem.evaluation.evaluate_classifier import ClassEvaluation
     from meristem.plan import Plan
 
 app = typer.Typer(
@@ -26,7 +30,9 @@ app = typer.Typer(
 data_app = typer.Typer(help="Prepare and check data.", no_args_is_help=True, rich_markup_mode=None)
 bench_app = typer.Typer(help="Measure speed and memory.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(data_app, name="data")
+demo_app = typer.Typer(help="See a method at work on a small task.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(bench_app, name="bench")
+app.add_typer(demo_app, name="demo")
 
 OVERRIDES = {"allow_extra_args": True, "ignore_unknown_options": True}
 
@@ -305,22 +311,59 @@ def _finish(outcome: Any) -> None:
 def eval_command(
     run: Annotated[Path, typer.Argument(help="The folder of a run.")],
     step: Annotated[int | None, typer.Option(help="Checkpoint to take; the newest if not given.")] = None,
-    windows: Annotated[int, typer.Option(help="Held-out windows for the loss.")] = 256,
-    distance_windows: Annotated[int, typer.Option(help="Held-out windows for the attention distance.")] = 64,
-    data: Annotated[Path | None, typer.Option(help="Other prepared data to evaluate on.")] = None,
+    windows: Annotated[int | None, typer.Option(help="Held-out windows for the loss; 256.")] = None,
+    distance_windows: Annotated[int | None, typer.Option(help="Those for the attention distance; 64.")] = None,
+    data: Annotated[Path | None, typer.Option(help="Other prepared data; for a classifier also a file.")] = None,
+    split: Annotated[str | None, typer.Option(help="Only the rows of a file that its split column calls so.")] = None,
+    text_column: Annotated[str | None, typer.Option(help="Column of a file, if not the run's own.")] = None,
+    label_column: Annotated[str | None, typer.Option(help="Column of a file, if not the run's own.")] = None,
+    split_column: Annotated[str | None, typer.Option(help="Column of a file, if not the run's own.")] = None,
+    quote: Annotated[str | None, typer.Option(help="csv, none or auto.")] = None,
+    label_field: Annotated[int | None, typer.Option(help="Field of FASTA headers with the label.")] = None,
+    label_table: Annotated[Path | None, typer.Option(help="CSV or TSV with the labels of FASTA records.")] = None,
+    other_labels: Annotated[str | None, typer.Option(help="Labels new to the run: refuse or count.")] = None,
+    on_error: Annotated[str | None, typer.Option(help="For a bad row of a file: refuse or skip.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
 ) -> None:
-    """Held-out loss, perplexity and attention distance; draws structure.svg, loss.svg and growth.svg."""
-    from meristem.evaluation.evaluate import evaluate_run
-    from meristem.report.run import draw_growth, draw_loss, draw_structure, evaluation_text
+    """Held-out loss, perplexity and attention distance; of a classifier accuracy and F1. Draws pictures."""
+    from meristem.report.run import draw_growth, draw_loss, draw_structure
+    from meristem.training.run import RunFolder
 
-    result = evaluate_run(run, step=step, windows=windows, distance_windows=distance_windows, data=data, device=device)
-    pictures = [draw_structure(run, result.attention_distance, result.plan), draw_loss(run), draw_growth(run)]
+    table = None if label_table is None else str(label_table.resolve())
+    columns = {
+        "text": text_column, "label": label_column, "split": split_column, "quote": quote, "field": label_field,
+        "table": table,
+    }  # fmt: skip
+    columns = {name: value for name, value in columns.items() if value is not None}
+    of_windows: dict[str, Any] = {"windows": windows, "distance_windows": distance_windows}
+    of_rows: dict[str, Any] = {
+        "columns": columns or None, "split": split, "other_labels": other_labels, "on_error": on_error,
+    }  # fmt: skip
+    of_windows, of_rows = ({k: v for k, v in given.items() if v is not None} for given in (of_windows, of_rows))
+    classifies = RunFolder.open(run).plan.classes is not None
+    for name, value in (of_windows if classifies else of_rows).items():
+        kind = "a classifier" if classifies else "a language model"
+        raise InputError(name, value, f"means nothing here: {run} is the run of {kind}")
+    distances: Sequence[float] | None = None
+    result: Evaluation | ClassEvaluation
+    if classifies:
+        from meristem.evaluation.evaluate_classifier import evaluate_classifier
+        from meristem.report.classification import classification_text
+
+        result = evaluate_classifier(run, step=step, data=data, device=device, **of_rows)
+        text = classification_text(result)
+    else:
+        from meristem.evaluation.evaluate import evaluate_run
+        from meristem.report.run import evaluation_text
+
+        result = evaluate_run(run, step=step, data=data, device=device, **of_windows)
+        text, distances = evaluation_text(result), result.attention_distance
+    pictures = [draw_structure(run, distances, result.plan), draw_loss(run), draw_growth(run)]
     if as_json:
         print(json.dumps(result.to_dict(), indent=1))
     else:
-        print(evaluation_text(result))
+        print(text)
         print("pictures: " + ", ".join(str(p) for p in pictures if p is not None))
 
 
@@ -368,6 +411,24 @@ def generate_command(
             if token is not None:
                 print(decoder.feed(token), end="", flush=True)
         print(decoder.flush())
+
+
+# --- demo ------------------------------------------------------------------------------------------------------------
+
+
+@demo_app.command("incrt")
+def demo_incrt(
+    heads: Annotated[int, typer.Option(help="Heads of the teacher, which the model should find: 1 to 8.")] = 4,
+    seed: Annotated[int, typer.Option(help="Seed of the task and of the model.")] = 0,
+    task: Annotated[str, typer.Option(help="teacher, bag (1 head is enough) or noise (nothing to learn).")] = "teacher",
+    criterion: Annotated[str, typer.Option(help="demand, or published: the rule as published.")] = "demand",
+    steps: Annotated[int, typer.Option(help="Updates; 0 for 3000, or 4000 for more than 6 heads.")] = 0,
+    out: Annotated[Path, typer.Option(help="Folder for picture and events.")] = Path("runs/demo-incrt"),
+) -> None:
+    """A model finds its number of heads on a task whose answer is known; about half a minute."""
+    from meristem.synthetic.demo import Demo, show
+
+    show(Demo(task, heads, criterion, seed, steps), out)
 
 
 # --- bench -----------------------------------------------------------------------------------------------------------

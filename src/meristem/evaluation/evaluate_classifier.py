@@ -1,0 +1,170 @@
+"""Everything that `meristem eval` measures about a classifier's run."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from meristem.data import BadPlace, Columns, LabelledData, LabelledRows, Recipe, read_rows
+from meristem.data.pieces import UNKNOWN
+from meristem.data.prepare import check_on_error, refusal
+from meristem.data.rows import row_files
+from meristem.errors import InputError, RunError
+from meristem.evaluation.classification import Scores, classify
+from meristem.evaluation.evaluate import EVALUATION_FILE
+from meristem.plan import Plan
+from meristem.records import finite
+from meristem.training.checkpoint import write_atomically
+from meristem.training.devices import describe_device
+from meristem.training.run import load_run
+
+OTHER_LABELS = ("refuse", "count")
+
+
+@dataclass(frozen=True, eq=False)
+class ClassEvaluation:
+    """Results of one checkpoint on rows that it was not trained on, and what was met on the way to them."""
+
+    run: str
+    step: int
+    data: str
+    classes: tuple[str, ...]
+    scores: Scores
+    cut: int  # rows longer than the model's context
+    unknown: float  # share of the pieces that the vocabulary does not have
+    bad: int  # places that could not be read
+    other_labels: dict[str, int]  # rows of classes that the run does not know
+    plan: Plan
+    device: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON, which knows no NaN: None where a number is not finite."""
+        scores = self.scores
+        columns = {"precision": scores.precision, "recall": scores.recall, "f1": scores.f1}
+        classes = [
+            {
+                "label": label,
+                "support": int(scores.support[number]),
+                "predicted": int(scores.predicted[number]),
+                **{name: finite(float(values[number])) for name, values in columns.items()},
+            }
+            for number, label in enumerate(self.classes)
+        ]
+        return {
+            "run": self.run,
+            "step": self.step,
+            "data": self.data,
+            "rows": scores.rows,
+            "loss": finite(scores.loss),
+            "accuracy": finite(scores.accuracy),
+            "macro_f1": finite(scores.macro_f1),
+            "classes": classes,
+            "confusion": scores.confusion.tolist(),
+            "cut": self.cut,
+            "unknown": self.unknown,
+            "bad": self.bad,
+            "other_labels": self.other_labels,
+            "plan": self.plan.to_dict(),
+            "device": self.device,
+        }
+
+
+@dataclass(frozen=True, eq=False)
+class _Read:
+    """Rows to be scored, and what could not be."""
+
+    rows: LabelledRows
+    cut: int
+    bad: int = 0
+    other_labels: tuple[tuple[str, int], ...] = ()
+
+
+def evaluate_classifier(
+    run: str | Path, *, step: int | None = None, data: Path | None = None, split: str | None = None,
+    columns: dict[str, Any] | None = None, other_labels: str = "refuse", on_error: str = "refuse",
+    device: str = "auto",
+) -> ClassEvaluation:  # fmt: skip
+    """Score a checkpoint on the held-out rows of its own data, of another folder made alike, or on a file of rows.
+
+    A file is read as the run's own data was, except for what `columns` changes, and in all its rows or in those whose
+    split column holds `split`. Labels that the run does not know are an error that names them, or counted apart.
+    """
+    if other_labels not in OTHER_LABELS:
+        raise InputError("other_labels (--other-labels)", other_labels, f"must be one of {', '.join(OTHER_LABELS)}")
+    check_on_error(on_error)
+    loaded = load_run(run, step=step, device=device, report=lambda text: print(text, file=sys.stderr))
+    recipe, context = loaded.recipe, loaded.model.plan.context
+    source = Path(loaded.config.data.path) if data is None else data
+    if source.is_dir() or data is None:
+        given = {**(columns or {}), **({} if split is None else {"split": split})}
+        if given:
+            raise InputError("data", str(source), f"is a prepared folder; {', '.join(given)} are for files of rows")
+        held_out = _held_out(source, recipe)
+        read = _Read(held_out, int((held_out.lengths > context).sum()))
+    else:
+        wanted = replace(recipe.columns, split=None if split is None else recipe.columns.split or "split")
+        wanted = replace(wanted, **(columns or {}))
+        read = _read_file(
+            source, replace(recipe, length=min(recipe.length, context)), wanted, split, other_labels, on_error
+        )
+    rows = read.rows
+    if not len(rows):
+        raise RunError(f"{source}: no rows to score")
+    scores = classify(loaded.model, rows, batch=loaded.config.eval.batch, device=loaded.device)
+    result = ClassEvaluation(
+        run=str(run),
+        step=loaded.step,
+        data=str(source),
+        classes=recipe.classes,
+        scores=scores,
+        cut=read.cut,
+        unknown=float((np.asarray(rows.tokens) == UNKNOWN).mean()),
+        bad=read.bad,
+        other_labels=dict(read.other_labels),
+        plan=loaded.model.plan,
+        device=describe_device(loaded.device),
+    )
+    write_atomically(Path(run) / EVALUATION_FILE, json.dumps(result.to_dict(), indent=1, allow_nan=False) + "\n")
+    return result
+
+
+def _held_out(folder: Path, recipe: Recipe) -> LabelledRows:
+    data = LabelledData.open(folder)
+    if data.recipe.digest != recipe.digest:
+        raise InputError("data", str(folder), "was made with other classes or another vocabulary than this run's")
+    return data.split("held_out")
+
+
+def _read_file(
+    path: Path, recipe: Recipe, columns: Columns, split: str | None, other_labels: str, on_error: str
+) -> _Read:
+    tokens, labels, others, cut, bad = [], [], Counter[str](), 0, 0
+    row_files([path])
+    for row in read_rows(path, columns):
+        if isinstance(row, BadPlace):
+            if on_error == "refuse":
+                raise refusal(row)
+            print(f"skipped {row}", file=sys.stderr)
+            bad += 1
+        elif split is None or row.split == split:
+            number = recipe.class_numbers.get(row.label)
+            if number is None:
+                others[row.label] += 1
+            else:
+                pieces = recipe.cut.pieces(row.text)
+                cut += len(pieces) > recipe.length
+                tokens.append(recipe.encode_pieces(pieces))
+                labels.append(number)
+    if others and other_labels == "refuse":
+        named = ", ".join(f"{label} ({count} rows)" for label, count in sorted(others.items())[:20])
+        raise InputError(
+            "data", str(path),
+            f"has labels that the run does not know: {named}; leave them out with --other-labels count",
+        )  # fmt: skip
+    return _Read(LabelledRows.of(tokens, labels), cut, bad, tuple(sorted(others.items())))
