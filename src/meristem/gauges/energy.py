@@ -416,10 +416,6 @@ class EnergyGauge:
         """The rest of the state, plain values for JSON; `load` goes on from both exactly."""
         return {"feeds": self.feeds, "seen": [*self.seen], "births": [*self.births], "restarts": self.restarts}
 
-    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Both parts."""
-        return self.tensors(), self.values()
-
     def load(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
         """Go on from a state."""
         placed = {name: tensor.to(**self.place) for name, tensor in tensors.items()}

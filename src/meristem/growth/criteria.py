@@ -191,10 +191,10 @@ class Energy:
         return [asdict(reading.predicted) for reading in self.readings]
 
     def tensors(self) -> dict[str, Tensor]:
-        return self.gauge.state()[0]
+        return self.gauge.tensors()
 
     def values(self) -> dict[str, Any]:
-        return {"state": self.state.to_dict(), "gauge": self.gauge.state()[1]}
+        return {"state": self.state.to_dict(), "gauge": self.gauge.values()}
 
     def load(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
         self.gauge.load(tensors, values["gauge"])
