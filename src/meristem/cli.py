@@ -367,6 +367,15 @@ def eval_command(
         print("pictures: " + ", ".join(str(p) for p in pictures if p is not None))
 
 
+@app.command("report")
+def report_command(run: Annotated[Path, typer.Argument(help="The folder of a run.")]) -> None:
+    """What a run has done so far, from its files: what grew, when and why; draws loss.svg and growth.svg."""
+    from meristem.report.run import draw_growth, draw_loss, run_text
+
+    print(run_text(run))
+    print("pictures: " + ", ".join(str(path) for path in (draw_loss(run), draw_growth(run)) if path is not None))
+
+
 @app.command("generate")
 def generate_command(
     run: Annotated[Path, typer.Argument(help="The folder of a run.")],

@@ -18,6 +18,7 @@ from meristem.report.svg import (
     ORANGE,
     PURPLE,
     Point,
+    apart,
     blend,
     compact,
     document,
@@ -92,24 +93,27 @@ def structure_svg(plan: Plan, distances: Sequence[float] | None = None, title: s
     return document(width, height, title or facts, [*heading(title or "Structure", facts, width), *parts, *legend])
 
 
-def loss_svg(train: Curve, held_out: Curve, title: str = "", tokens_per_step: int | None = None) -> str:
+def loss_svg(
+    train: Curve, held_out: Curve, title: str = "", tokens_per_step: int | None = None, *, unit: str = "token"
+) -> str:
     """Training loss, raw and smoothed, and held-out loss over the steps; values that are not finite are gaps.
 
     The losses of the first steps would flatten everything after them, so the scale follows the later ones and
-    the subtitle says how high the curve went. `tokens_per_step` adds a second axis in tokens.
+    the subtitle says how high the curve went. `tokens_per_step` adds a second axis in tokens; `unit` is what the
+    losses are means over.
     """
     name, top = title or "Loss", 108 if tokens_per_step else 80
     width, height = PLOT_LEFT + PLOT_WIDTH + LABEL_WIDTH, top + PLOT_HEIGHT + 60
-    points = _finite([*train, *held_out])
+    points = finite_points([*train, *held_out])
     if not points:
         middle = (width / 2, top + PLOT_HEIGHT / 2)
         empty = text(middle, "no losses yet", size=14, colour=MUTED, anchor="middle")
         return document(width, height, name, [*heading(name, "", width), empty])
 
     last_step = max(step for step, _ in [*train, *held_out])
-    shown = _thinned(train)
-    smooth = _smoothed(shown)
-    low, high = _loss_range(shown, [*smooth, *held_out])
+    shown = thinned(train)
+    smooth = smoothed(shown)
+    low, high = loss_range(shown, [*smooth, *held_out])
     frame = Frame(PLOT_LEFT, top, PLOT_WIDTH, PLOT_HEIGHT, max(last_step, 1), low, high)
 
     curves = [
@@ -117,8 +121,8 @@ def loss_svg(train: Curve, held_out: Curve, title: str = "", tokens_per_step: in
         polyline(frame.place(smooth), BLUE, 2),
         polyline(frame.place(held_out), ORANGE, 2),
     ]
-    curves += [dot(at, 3.5, BLUE) for at in frame.place(_finite(smooth)[-1:])]
-    curves += [dot(at, 3.5 if len(held_out) <= 50 else 2, ORANGE) for at in frame.place(_finite(held_out))]
+    curves += [dot(at, 3.5, BLUE) for at in frame.place(finite_points(smooth)[-1:])]
+    curves += [dot(at, 3.5 if len(held_out) <= 50 else 2, ORANGE) for at in frame.place(finite_points(held_out))]
     facts = f"{last_step:,} steps"
     if tokens_per_step:
         facts += f", {_rounded(last_step * tokens_per_step)} tokens"
@@ -128,7 +132,7 @@ def loss_svg(train: Curve, held_out: Curve, title: str = "", tokens_per_step: in
         facts += f"; off the scale at the triangle: {loss:.2f} at step {step:,}"
     parts = [
         *heading(name, facts, width),
-        *_loss_axes(frame, tokens_per_step),
+        *_loss_axes(frame, tokens_per_step, unit),
         # A few pixels of air, so that strokes and dots on the edge stay whole.
         window(frame.left - 5, top - 2, PLOT_WIDTH + 10, PLOT_HEIGHT + 4, *curves),
         *_end_labels(frame, [("training", smooth, BLUE), ("held-out", held_out, ORANGE)]),
@@ -312,7 +316,7 @@ class Frame:
         return [(self.x(step), self.y(loss)) for step, loss in curve]
 
 
-def _loss_axes(frame: Frame, tokens_per_step: int | None) -> list[str]:
+def _loss_axes(frame: Frame, tokens_per_step: int | None, unit: str) -> list[str]:
     parts: list[str] = []
     ticks = nice_ticks(frame.low, frame.high)
     for tick, label in zip(ticks, tick_labels(ticks), strict=True):
@@ -323,7 +327,7 @@ def _loss_axes(frame: Frame, tokens_per_step: int | None) -> list[str]:
     parts.append(
         text(
             (24, frame.top + frame.height / 2),
-            "loss (nats per token)",
+            f"loss (nats per {unit})",
             colour=MUTED,
             anchor="middle",
             turn=-90,
@@ -351,16 +355,18 @@ def step_axis(frame: Frame) -> list[str]:
     return parts
 
 
-def _loss_range(raw: Curve, trend: Curve) -> tuple[float, float]:
+def loss_range(raw: Curve, trend: Curve) -> tuple[float, float]:
     """A scale for the losses after the opening steps, or for all where those need little more room.
 
     It holds the trend, and the raw losses but for a few outliers.
     """
-    points = [*_finite(raw), *_finite(trend)]
+    points = [*finite_points(raw), *finite_points(trend)]
     opening = OPENING * max(step for step, _ in points)
     outliers = len(raw) // 200
-    losses = sorted(loss for step, loss in _finite(raw) if step >= opening)
-    losses = losses[outliers : len(losses) - outliers] + [loss for step, loss in _finite(trend) if step >= opening]
+    late, trend_late = (
+        sorted(loss for step, loss in finite_points(curve) if step >= opening) for curve in (raw, trend)
+    )
+    losses = late[outliers : len(late) - outliers] + trend_late
     low, high, highest = min(losses), max(losses), max(loss for _, loss in points)
     if highest - low < 1.6 * (high - low):
         high = highest
@@ -370,23 +376,25 @@ def _loss_range(raw: Curve, trend: Curve) -> tuple[float, float]:
 
 def _end_labels(frame: Frame, curves: Sequence[tuple[str, Curve, str]]) -> list[str]:
     """The name and last value of each curve beside its end, moved apart where they would touch."""
-    labels: list[tuple[float, str, str]] = []
-    for name, curve, colour in curves:
-        for _, loss in _finite(curve)[-1:]:
-            y = min(max(frame.y(loss), frame.top + 8), frame.bottom - 8)
-            labels.append((y, f"{name} {loss:.3f}" if loss < 1e4 else f"{name} {compact(loss)}", colour))
-    labels.sort()
-    if len(labels) == 2 and labels[1][0] - labels[0][0] < 16:
-        middle = min(max((labels[0][0] + labels[1][0]) / 2, frame.top + 16), frame.bottom - 16)
-        labels = [(middle - 8, *labels[0][1:]), (middle + 8, *labels[1][1:])]
-    return [text((frame.right + 10, y), label, colour=colour, bold=True) for y, label, colour in labels]
+    ends = [(name, end[0][1], colour) for name, curve, colour in curves if (end := finite_points(curve)[-1:])]
+    heights = apart([frame.y(loss) for _, loss, _ in ends], 16, frame.top + 8, frame.bottom - 8)
+    return [
+        text((frame.right + 10, y), f"{name} {loss_text(loss)}", colour=colour, bold=True)
+        for y, (name, loss, colour) in zip(heights, ends, strict=True)
+    ]
 
 
-def _finite(curve: Curve) -> list[tuple[int, float]]:
+def loss_text(loss: float) -> str:
+    if abs(loss) < 0.01:
+        return f"{loss:.2g}"
+    return f"{loss:.3f}" if loss < 1e4 else compact(loss)
+
+
+def finite_points(curve: Curve) -> list[tuple[int, float]]:
     return [(step, loss) for step, loss in curve if math.isfinite(loss)]
 
 
-def _smoothed(curve: Curve) -> list[tuple[int, float]]:
+def smoothed(curve: Curve) -> list[tuple[int, float]]:
     """Means over a centred window of a fortieth of the points, so that the line does not lag; gaps remain."""
     reach = len(curve) // 80
     sums, counts = [0.0], [0]
@@ -402,13 +410,13 @@ def _smoothed(curve: Curve) -> list[tuple[int, float]]:
     return smooth
 
 
-def _thinned(curve: Curve) -> list[tuple[int, float]]:
+def thinned(curve: Curve) -> list[tuple[int, float]]:
     """At most `SHOWN_POINTS` points: where there are more, each is the mean of a stretch of the curve."""
     stretch = max(1, math.ceil(len(curve) / SHOWN_POINTS))
     thinned: list[tuple[int, float]] = []
     for start in range(0, len(curve), stretch):
         points = curve[start : start + stretch]
-        losses = [loss for _, loss in _finite(points)]
+        losses = [loss for _, loss in finite_points(points)]
         thinned.append((points[-1][0], sum(losses) / len(losses) if losses else math.nan))
     return thinned
 

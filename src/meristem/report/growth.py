@@ -10,6 +10,7 @@ from itertools import groupby, pairwise
 
 from meristem.report.figures import LABEL_WIDTH, PLOT_LEFT, PLOT_WIDTH, Frame, heading, looped, step_axis
 from meristem.report.history import History, Pass
+from meristem.report.panels import GAP, TOP, badge, caption, shade
 from meristem.report.svg import (
     BACKGROUND,
     GRID,
@@ -18,9 +19,7 @@ from meristem.report.svg import (
     ORANGE,
     PURPLE,
     Box,
-    Point,
     area,
-    blend,
     boxes,
     circle,
     document,
@@ -32,8 +31,6 @@ from meristem.report.svg import (
     tick_labels,
 )
 
-TOP, GAP = 100, 44  # of the first panel, and between two
-NARROW, MIDDLE, WIDE = "#eef5fb", "#5b9dcc", "#0b2f57"  # attention to few or many tokens; told apart in grey too
 SHADES, COLUMNS = 32, 175  # of the heat map at most: its columns are then 4 pixels wide
 PROBE = 8  # pixels of a column, where entropy is only known at decisions
 PALE = "#fbe3d3"  # what is not filled yet of a bar
@@ -90,15 +87,15 @@ def _heat_map(history: History, frame: Frame) -> list[str]:
     low, high = 0.0, 1.0  # the same for all runs, so that they can be compared
     row = frame.height / frame.high
     cells: dict[int, list[Box]] = defaultdict(list)
-    parts = [_caption(frame, "layer", left=True), _caption(frame, _entropy_caption(history))]
+    parts = [caption(frame, "layer", left=True), caption(frame, _entropy_caption(history))]
     for layer in range(len(history.plan.layers)):
         y = frame.y(layer + 1)
         label = (frame.left - 10, y + row / 2)
         parts.append(text(label, f"{layer}", size=min(12, row - 2), colour=MUTED, anchor="end"))
         parts.append(rect(frame.left, y, frame.width, row - 1, GRID))
-        for shade, left, right in _runs([(_level(values[layer], low, high), a, b) for a, b, values in columns]):
-            cells[shade].append((left, y, right - left, row - 1))
-    parts += [boxes(where, _colour(shade / SHADES)) for shade, where in sorted(cells.items())]
+        for level, left, right in _runs([(_level(values[layer], low, high), a, b) for a, b, values in columns]):
+            cells[level].append((left, y, right - left, row - 1))
+    parts += [boxes(where, shade(level / SHADES)) for level, where in sorted(cells.items())]
     return parts + _scale(frame, low, high)
 
 
@@ -109,17 +106,13 @@ def _level(value: float, low: float, high: float) -> int | None:
 def _runs(cells: Sequence[tuple[int | None, float, float]]) -> list[tuple[int, float, float]]:
     """Cells in a row without those that are not known; neighbours of one shade become one cell."""
     runs: list[tuple[int, float, float]] = []
-    for shade, left, right in cells:
-        if shade is None:
+    for level, left, right in cells:
+        if level is None:
             continue
-        if runs and runs[-1][0] == shade and runs[-1][2] == left:
+        if runs and runs[-1][0] == level and runs[-1][2] == left:
             left = runs.pop()[1]
-        runs.append((shade, left, right))
+        runs.append((level, left, right))
     return runs
-
-
-def _colour(share: float) -> str:
-    return blend(NARROW, MIDDLE, 2 * share) if share < 0.5 else blend(MIDDLE, WIDE, 2 * share - 1)
 
 
 def _columns(history: History, frame: Frame) -> list[tuple[float, float, list[float]]]:
@@ -147,7 +140,7 @@ def _scale(frame: Frame, low: float, high: float) -> list[str]:
     left, pitch = frame.right - width - 24, width / SHADES
     return [
         text((left - 6, y), f"{low:.1f}", size=11, colour=MUTED, anchor="end"),
-        *(boxes([(left + i * pitch, y - 5, pitch, 10)], _colour(i / (SHADES - 1))) for i in range(SHADES)),
+        *(boxes([(left + i * pitch, y - 5, pitch, 10)], shade(i / (SHADES - 1))) for i in range(SHADES)),
         text((left + width + 6, y), f"{high:.1f}", size=11, colour=MUTED),
     ]
 
@@ -167,10 +160,10 @@ def _loops(history: History, frame: Frame) -> list[str]:
         start = born[0] if born else frame.left  # what is there from the start was not born
         lines += [line((start, y), (frame.right, y), colour, width) for colour, width in ((BACKGROUND, 4), (ORANGE, 2))]
         radius = max(2.5, min(8.0, 0.46 * row, *(0.48 * (b - a) for a, b in pairwise(born))))
-        births += [part for number, x in enumerate(born, 1) for part in _badge((x, y), number, radius)]
+        births += [part for number, x in enumerate(born, 1) for part in badge((x, y), number, radius)]
         names.append(text((frame.right + 12, y), looped(layer), size=min(12, row - 2), colour=ORANGE, bold=True))
     if names:
-        names.append(_caption(frame, "run again", right=True))
+        names.append(caption(frame, "run again", right=True))
     shortlists = [
         circle((frame.x(decision["step"]), frame.y(layer + 0.5)), 2.6, BACKGROUND, INK)
         for decision in history.decisions
@@ -178,12 +171,6 @@ def _loops(history: History, frame: Frame) -> list[str]:
         if layer != decision["layer"]
     ]
     return [*lines, *_fixed(history, frame), *shortlists, *births, *names]
-
-
-def _badge(at: Point, number: int, radius: float) -> list[str]:
-    """The number of a pass in a ring."""
-    ring = circle(at, radius, BACKGROUND, ORANGE, min(2.0, 0.3 * radius))
-    return [ring, text(at, f"{number}", size=1.35 * radius, anchor="middle", bold=True)] if radius > 4 else [ring]
 
 
 def _fixed(history: History, frame: Frame) -> list[str]:
@@ -197,7 +184,7 @@ def _fixed(history: History, frame: Frame) -> list[str]:
 def _legend(history: History, y: float) -> list[str]:
     x = PLOT_LEFT + 8
     parts = [
-        *_badge((x, y), 1, 7),
+        *badge((x, y), 1, 7),
         text((x + 14, y), "birth of a layer's extra pass", size=11),
         circle((x + 230, y), 2.6, BACKGROUND, INK),
         text((x + 240, y), "on the shortlist at a decision", size=11),
@@ -219,8 +206,8 @@ def _lanes_height(passes: Sequence[Pass]) -> float:
 def _lanes(history: History, frame: Frame) -> list[str]:
     """A bar for each pass from its birth on, filled as far as the pass is strong."""
     fading = history.policy is not None and history.policy.birth == "paper"
-    caption = "strength of each pass (a full bar is 1)" + ("; heads that are not chosen fade first" if fading else "")
-    parts = [_caption(frame, "layer", left=True), _caption(frame, caption), _caption(frame, "at the end", right=True)]
+    content = "strength of each pass (a full bar is 1)" + ("; heads that are not chosen fade first" if fading else "")
+    parts = [caption(frame, "layer", left=True), caption(frame, content), caption(frame, "at the end", right=True)]
     top = frame.top
     for layer, group in groupby(history.passes, key=lambda one: one.layer):
         parts.append(text((frame.left - 22, top + LANE / 2), f"{layer}", size=11, colour=MUTED, anchor="end"))
@@ -232,7 +219,7 @@ def _lanes(history: History, frame: Frame) -> list[str]:
                 line((frame.left, middle), (birth, middle), GRID),
                 rect(birth, top, frame.right - birth, LANE, PALE),
                 area(points, bottom, ORANGE),
-                *_badge((birth - 9, middle), one.number, LANE / 2),
+                *badge((birth - 9, middle), one.number, LANE / 2),
                 text((frame.right + 12, middle), f"{one.strength[-1][1]:.2f}", size=10.5),
             ]
             top += LANE + LANE_GAP
@@ -242,7 +229,7 @@ def _lanes(history: History, frame: Frame) -> list[str]:
 
 def _cost(history: History, frame: Frame) -> list[str]:
     """Extra FLOPs per token, in percent, as a staircase."""
-    parts = [_caption(frame, "extra FLOPs per token, percent")]
+    parts = [caption(frame, "extra FLOPs per token, percent")]
     ticks = nice_ticks(0, frame.high, 3)
     for tick, label in zip(ticks, tick_labels(ticks), strict=True):
         parts.append(line((frame.left, frame.y(tick)), (frame.right, frame.y(tick))))
@@ -258,9 +245,3 @@ def _cost(history: History, frame: Frame) -> list[str]:
         polyline(frame.place(stairs), PURPLE, 2),
         text((frame.right + 12, frame.y(last)), f"+{last:.1f}%", colour=PURPLE, bold=True),
     ]
-
-
-def _caption(frame: Frame, content: str, left: bool = False, right: bool = False) -> str:
-    """The name of a panel, or of the column on its left or right."""
-    x = frame.left - 10 if left else frame.right + 12 if right else frame.left
-    return text((x, frame.top - 14), content, size=11, colour=MUTED, anchor="end" if left else "start")

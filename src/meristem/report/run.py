@@ -10,12 +10,17 @@ from typing import TYPE_CHECKING
 from meristem.plan import Plan
 from meristem.report.figures import even_distance, loss_svg, structure_svg
 from meristem.report.growth import growth_svg
+from meristem.report.head_history import HeadHistory
+from meristem.report.heads import heads_svg
 from meristem.report.history import History
 from meristem.training.checkpoint import write_atomically
+from meristem.training.display import describe_growth, describe_structure
 from meristem.training.run import RunFolder
 
 if TYPE_CHECKING:
     from meristem.evaluation.evaluate import Evaluation
+
+MEASURED = {"loss": "training loss", "held_out_loss": "held-out loss", "accuracy": "accuracy"}  # in metrics.jsonl
 
 
 def draw_loss(run: str | Path) -> Path:
@@ -26,9 +31,12 @@ def draw_loss(run: str | Path) -> Path:
         [(e["step"], math.nan if e[name] is None else e[name]) for e in entries if name in e]
         for name in ("loss", "held_out_loss")
     )
-    tokens = folder.config.train.batch_size * folder.plan.context
-    path = folder.path / "loss.svg"
-    write_atomically(path, loss_svg(train, held_out, title=folder.path.name, tokens_per_step=tokens))
+    path, title = folder.path / "loss.svg", folder.path.name
+    if folder.plan.classes is not None:
+        picture = loss_svg(train, held_out, title, unit="row")
+    else:
+        picture = loss_svg(train, held_out, title, folder.config.train.batch_size * folder.plan.context)
+    write_atomically(path, picture)
     return path
 
 
@@ -46,11 +54,16 @@ def draw_structure(run: str | Path, distances: Sequence[float] | None = None, pl
 def draw_growth(run: str | Path) -> Path | None:
     """Write `growth.svg` from events.jsonl and entropy.jsonl; None if the run neither grew nor observed."""
     folder = RunFolder.open(Path(run))
-    history = read_history(folder)
-    if not history.decisions and not history.observations:
+    path, title = folder.path / "growth.svg", folder.path.name
+    if folder.config.growth.policy == "incrt":
+        heads = read_head_history(folder)
+        picture = heads_svg(heads, title) if heads.decisions else None
+    else:
+        history = read_history(folder)
+        picture = growth_svg(history, title) if history.decisions or history.observations else None
+    if picture is None:
         return None
-    path = folder.path / "growth.svg"
-    write_atomically(path, growth_svg(history, title=folder.path.name))
+    write_atomically(path, picture)
     return path
 
 
@@ -62,6 +75,34 @@ def read_history(folder: RunFolder) -> History:
     policy = config.growth.sgt(config.train.steps) if decisions else None
     last_step = max((entry["step"] for log in logs for entry in log), default=0)
     return History(folder.plan, last_step, decisions, observations, policy)
+
+
+def read_head_history(folder: RunFolder) -> HeadHistory:
+    """How the heads of a run have come and gone so far."""
+    events, metrics = list(folder.read(folder.events)), list(folder.read(folder.metrics))
+    decisions = [entry for entry in events if entry.get("event") in ("demand", "growth")]
+    losses = [(e["step"], math.nan if e["loss"] is None else e["loss"]) for e in metrics if "loss" in e]
+    last_step = max((entry["step"] for entry in (*events, *metrics)), default=0)
+    return HeadHistory(folder.plan.heads, last_step, decisions, losses, folder.config.incrt.criterion)
+
+
+def run_text(run: str | Path) -> str:
+    """How far a run has come, and what grew, when and why, in plain lines."""
+    folder = RunFolder.open(Path(run))
+    newest: dict[str, float | None] = {}
+    for entry in folder.read(folder.metrics):
+        newest |= {name: entry[name] for name in ("step", *MEASURED) if name in entry}
+    numbers = [f"{MEASURED[name]} {newest[name]:.4f}" for name in MEASURED if newest.get(name) is not None]
+    steps = f"step {newest.get('step', 0):,} of {folder.config.train.steps:,}"
+    return "\n".join([", ".join([f"{folder.path.name}: {steps}", *numbers]), *_growth_lines(folder)])
+
+
+def _growth_lines(folder: RunFolder) -> list[str]:
+    if folder.config.growth.policy == "incrt":
+        return read_head_history(folder).lines()
+    structure = describe_structure(folder.newest_plan)
+    decisions = read_history(folder).decisions
+    return [*(f"step {entry['step']:,}: {describe_growth(dict(entry))}" for entry in decisions), structure]
 
 
 def evaluation_text(result: Evaluation) -> str:

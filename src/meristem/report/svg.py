@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from html import escape
+from itertools import groupby
 
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, Helvetica, Arial, sans-serif"
 INK, MUTED, GRID, BACKGROUND = "#1f2328", "#59636e", "#e4e8ec", "#ffffff"
@@ -58,6 +59,16 @@ def area(points: Sequence[Point], base: float, fill: str) -> str:
     return element("path", d="M" + "L".join(f"{_value(x)} {_value(y)}" for x, y in outline) + "z", fill=fill)
 
 
+def band(edges: Iterable[tuple[float, float, float]], fill: str, opacity: float) -> str:
+    """What lies between two lines, given as x, one height and the other; interrupted where one is not finite."""
+    path = ""
+    for whole, stretch in groupby(edges, key=lambda edge: all(map(math.isfinite, edge))):
+        points = list(stretch) if whole else []
+        outline = [(x, y) for x, y, _ in points] + [(x, y) for x, _, y in reversed(points)]
+        path += "M" + "L".join(f"{_value(x)} {_value(y)}" for x, y in outline) + "z" if outline else ""
+    return element("path", d=path, fill=fill, opacity=opacity)
+
+
 def circle(at: Point, radius: float, fill: str, stroke: str, stroke_width: float = 1) -> str:
     """An outlined disc."""
     return element("circle", cx=at[0], cy=at[1], r=radius, fill=fill, stroke=stroke, stroke_width=stroke_width)
@@ -103,7 +114,9 @@ def text(
     )
 
 
-def polyline(points: Iterable[Point], colour: str, width: float, opacity: float | None = None) -> str:
+def polyline(
+    points: Iterable[Point], colour: str, width: float, opacity: float | None = None, dash: str | None = None
+) -> str:
     """A line through the points, interrupted where a coordinate is not finite; a lone point is a speck."""
     commands, pen_down = [], False
     for x, y in points:
@@ -119,6 +132,7 @@ def polyline(points: Iterable[Point], colour: str, width: float, opacity: float 
         stroke_width=width,
         stroke_linejoin="round",
         stroke_linecap="round",
+        stroke_dasharray=dash,
         opacity=opacity,
     )
 
@@ -144,6 +158,24 @@ def fit(content: str, width: float, size: float) -> str:
     return content if len(content) <= room else content[: max(room - 1, 0)].rstrip() + "…"
 
 
+def apart(heights: Sequence[float], gap: float, top: float, bottom: float) -> list[float]:
+    """The heights, moved as little as it takes for labels there to be `gap` apart and to stay within bounds."""
+    order = sorted(range(len(heights)), key=lambda i: heights[i])
+    groups: list[list[float]] = []  # with the gaps taken out: those that would be out of order meet in the middle
+    for place, i in enumerate(order):
+        groups.append([heights[i] - place * gap])
+        while len(groups) > 1 and _middle(groups[-2]) > _middle(groups[-1]):
+            groups[-2:] = [groups[-2] + groups[-1]]
+    middles = [_middle(group) for group in groups for _ in group]
+    room = bottom - max(0, len(order) - 1) * gap
+    moved = {i: max(top, min(middles[place], room)) + place * gap for place, i in enumerate(order)}
+    return [moved[i] for i in range(len(heights))]
+
+
+def _middle(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
 def nice_ticks(low: float, high: float, count: int = 5) -> list[float]:
     """About `count` round numbers within `low` and `high`: steps of 1, 2 or 5 times a power of ten."""
     rough = (high - low) / count
@@ -151,6 +183,14 @@ def nice_ticks(low: float, high: float, count: int = 5) -> list[float]:
     step = power * min((1, 2, 5, 10), key=lambda factor: abs(math.log(factor * power / rough)))
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
     return [float(f"{i * step:.12g}") for i in range(first, last + 1)]
+
+
+def log_ticks(low: float, high: float) -> list[float]:
+    """Powers of ten within `low` and `high`, and their double and fivefold where there are few."""
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    factors = (1,) if math.log10(high / low) > 2 else (1, 2, 5)
+    ticks = [float(f"{factor}e{power}") for power in powers for factor in factors]
+    return [tick for tick in ticks if low * (1 - 1e-9) <= tick <= high * (1 + 1e-9)]
 
 
 def tick_labels(ticks: Sequence[float]) -> list[str]:

@@ -1,0 +1,146 @@
+"""How the heads of a run came and went, told by its events: counts, the demand that was left, and predictions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from meristem.training.display import describe_growth
+
+Entry = Mapping[str, Any]  # a line of events.jsonl
+Curve = Sequence[tuple[int, float]]
+
+CHANGES = ("birth", "removal")  # actions
+
+MEASURES = {"demand": "demand", "published": "energy"}  # by criterion; births at random times measure nothing
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What was left of a layer's demand, its noise, and where births begin; NaN if it was not finite."""
+
+    step: int
+    demand: float
+    noise: float
+    threshold: float
+
+
+@dataclass(frozen=True)
+class HeadHistory:
+    """The heads of every layer at the `start`, the decisions about them, and the training losses, up to `last_step`.
+
+    `decisions` are the lines of events.jsonl that HeadGrowth wrote, whether anything changed or not.
+    """
+
+    start: tuple[int, ...]
+    last_step: int
+    decisions: Sequence[Entry]
+    losses: Curve = ()
+    criterion: str = "demand"
+
+    @property
+    def layers(self) -> range:
+        return range(len(self.start))
+
+    @property
+    def changes(self) -> list[Entry]:
+        """Births and removals."""
+        return [entry for entry in self.decisions if entry.get("action") in CHANGES]
+
+    @property
+    def spared(self) -> list[Entry]:
+        """Trials that showed a head to be needed."""
+        return [entry for entry in self.decisions if entry.get("action") == "spare"]
+
+    @property
+    def heads(self) -> tuple[int, ...]:
+        """Of every layer at the end."""
+        return tuple(self.counts[layer][-1][1] for layer in self.layers)
+
+    @cached_property
+    def counts(self) -> list[list[tuple[int, int]]]:
+        """Of every layer, the number of heads from each step on that changed it, and at the start."""
+        counts = [[(0, heads)] for heads in self.start]
+        for entry in self.changes:
+            layer = entry["layer"]
+            counts[layer].append((entry["step"], entry["heads"][layer]))
+        return counts
+
+    @cached_property
+    def readings(self) -> list[list[Reading]]:
+        """Of every layer, what was measured at each decision; nothing where births are at random times."""
+        names = ("demand", "noise", "threshold")
+        measured = [entry for entry in self.decisions if len(entry["demand"]) == len(self.start)]
+        return [
+            [Reading(entry["step"], *(_number(entry[name][layer]) for name in names)) for entry in measured]
+            for layer in self.layers
+        ]
+
+    @property
+    def predicted(self) -> list[int | None]:
+        """The number of heads that the first measurement let one expect, of every layer.
+
+        None where there is nothing to expect heads of, because no demand was ever certain.
+        """
+        measured = [entry["predicted_heads"] for entry in self.decisions if _is_measured(entry)]
+        known = [any(math.isfinite(reading.demand) for reading in readings) for readings in self.readings]
+        return [int(measured[0][layer]["count"]) if measured and known[layer] else None for layer in self.layers]
+
+    def lines(self) -> list[str]:
+        """What grew, when and why, in plain words."""
+        trials = len(self.spared)
+        kept = [f"{counted(trials, 'trial')} without a head showed it to be needed"] if trials else []
+        return [*(self.change_text(entry) for entry in self.changes), *kept, *map(self.layer_text, self.layers)]
+
+    def layer_text(self, layer: int) -> str:
+        """Heads at the start, at the end and as predicted, and why there are no more."""
+        predicted = self.predicted[layer]
+        facts = [f"{self.start[layer]} at the start", *([] if predicted is None else [f"{predicted} predicted"])]
+        text = f"layer {layer}: {counted(self.heads[layer], 'head')} ({', '.join(facts)})"
+        if not self.readings[layer]:
+            return text
+        last = self.decisions[-1]
+        return f"{text}; at the end {measured_text(last, layer, self.criterion)}: {last['rules'][layer]}"
+
+    def change_text(self, entry: Entry) -> str:
+        return change_text(entry, self.criterion)
+
+
+def change_text(entry: Entry, criterion: str) -> str:
+    """A birth, a removal or a trial in one line, with what it was decided on."""
+    text = f"step {entry['step']:,}: {describe_growth(dict(entry))}"
+    if entry["action"] == "birth" and entry["demand"]:
+        return f"{text}; {measured_text(entry, entry['layer'], criterion)}"
+    if "loss_with" in entry:
+        return f"{text}; loss {_loss_text(entry['loss_with'])} with it, {_loss_text(entry['loss_without'])} without"
+    return text
+
+
+def measured_text(entry: Entry, layer: int, criterion: str) -> str:
+    """What was left of a layer's demand, and where births begin."""
+    name = MEASURES[criterion]
+    demand, noise, threshold = (entry[key][layer] for key in ("demand", "noise", "threshold"))
+    if demand is None or threshold is None:
+        return f"no certain {name} so far"
+    spread = f" ± {noise:.2g}" if criterion == "demand" and noise is not None else ""  # its standard error
+    return f"{name} {demand:.2g}{spread}, births begin at {threshold:.2g}"
+
+
+def counted(count: int, name: str) -> str:
+    return f"{count:,} {name}{'' if count == 1 else 's'}"
+
+
+def _loss_text(loss: float | None) -> str:
+    return "not finite" if loss is None else f"{loss:.4g}"
+
+
+def _is_measured(entry: Entry) -> bool:
+    """Whether the threshold was known, and with it what to expect."""
+    return bool(entry["threshold"]) and all(value is not None for value in entry["threshold"])
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None else value
