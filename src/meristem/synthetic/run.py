@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from meristem.growth.criteria import Policy
 from meristem.growth.head_growth import HeadGrowth
-from meristem.growth.incrt import Incrt
 from meristem.synthetic.student import Student
 from meristem.synthetic.tasks import Task
 
@@ -33,7 +33,7 @@ class Outcome:
 
 def grow(
     task: Task,
-    policy: Incrt | None,
+    policy: Policy | None,
     *,
     steps: int = 3000,
     head_dim: int = 4,
