@@ -60,7 +60,7 @@ def run_one(name: str, criterion: str, seed: int, batch: int, rate: float) -> di
 def table(runs: list[dict[str, Any]]) -> str:
     """Final head counts by task and criterion, and by batch size and learning rate."""
     lines = [
-        "| task | criterion | batch | learning rate | runs | heads found (times) | K in {r, r+1} | largest loss | removals |",
+        "| task | criterion | batch | rate | runs | heads found (times) | K in {r, r+1} | largest loss | removals |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     order = {name: index for index, name in enumerate(TASKS)}
