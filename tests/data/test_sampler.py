@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meristem.data import Sampler, TokenStream, batch, evaluation_windows
+from meristem.data import RowSampler, Sampler, TokenStream, batch, evaluation_windows, padded_length
 from meristem.data.sampler import permuted
 from meristem.errors import InputError
 
@@ -101,3 +101,36 @@ def test_bad_requests_are_explained() -> None:
         evaluation_windows(100, 10, 0)
     with pytest.raises(InputError, match="context = 0"):
         evaluation_windows(100, 0, 1)
+
+
+# --- labelled rows ----------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=50, deadline=None)
+@given(count=st.integers(1, 40), batch_size=st.integers(1, 12), seed=st.integers(0, 99), epoch=st.integers(0, 3))
+def test_every_epoch_has_every_row_once(count: int, batch_size: int, seed: int, epoch: int) -> None:
+    sampler = RowSampler(count, batch_size, seed)
+    stream = np.concatenate([sampler.rows(step) for step in range((epoch + 1) * count // batch_size + 1)])
+    assert sorted(stream[epoch * count : (epoch + 1) * count]) == list(range(count))
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 6])
+def test_ranks_share_a_batch_of_rows(world: int) -> None:
+    sampler = RowSampler(17, 6, 3)
+    for step in (0, 5, 1000):
+        shares = [sampler.rows(step, rank, world) for rank in range(world)]
+        assert np.concatenate(shares).tolist() == sampler.rows(step).tolist()
+
+
+def test_row_samplers_refuse_what_cannot_be() -> None:
+    with pytest.raises(InputError, match="training rows = 0"):
+        RowSampler(0, 1, 0)
+    with pytest.raises(InputError, match="batch_size = 0"):
+        RowSampler(1, 0, 0)
+    with pytest.raises(InputError, match="world = 4"):
+        RowSampler(9, 6, 0).rows(0, 0, 4)
+
+
+@pytest.mark.parametrize(("lengths", "length"), [([1], 16), ([16, 3], 16), ([17], 32), ([60, 2], 50)])
+def test_padded_lengths_are_multiples_up_to_the_context(lengths: list[int], length: int) -> None:
+    assert padded_length(np.array(lengths), 50) == length

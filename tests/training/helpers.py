@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from meristem.data import ByteTokenizer, prepare
+from meristem.data import ByteTokenizer, LabelledIndex, prepare, prepare_labelled
 from meristem.training.checkpoint import list_checkpoints, load_checkpoint
 from meristem.training.config import Config, build_config
 from meristem.training.loop import train
@@ -45,6 +45,25 @@ def prepared(folder: Path, count: int = 80) -> Path:
     """Byte data made from such texts."""
     prepare([write_texts(folder / "texts", count)], folder / "data", tokenizer=ByteTokenizer(), held_out=0.2)
     return folder / "data"
+
+
+def write_labelled(path: Path, count: int = 90) -> Path:
+    """Rows of 3 to 20 words in three classes, of which one is rare; a word of each row tells its class."""
+    names = ["low", "high", "odd"]
+    lines = ["sentence\tlabel"]
+    for i in range(count):
+        label = 2 if i % 9 == 0 else i % 2
+        words = [f"w{(i * k + k) % 23}" for k in range(2 + (7 * i) % 18)]
+        words.insert(i % len(words), names[label])
+        lines.append(f"{' '.join(words)} n{i}\t{names[label]}")
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+def prepared_labelled(folder: Path, count: int = 90, **options: Any) -> LabelledIndex:
+    """Labelled data made from such rows, in `folder`."""
+    source = write_labelled(folder.with_suffix(".tsv"), count)
+    return prepare_labelled([source], folder, **{"held_out": 0.2, **options})
 
 
 def tiny_config(data: Path, **changes: Any) -> Config:

@@ -58,15 +58,16 @@ def evaluate_run(
         if value < 1:
             raise InputError(field, value, "must be at least 1")
     loaded = load_run(run, step=step, device=device, report=lambda text: print(text, file=sys.stderr))
+    model = loaded.decoder
     folder = Path(loaded.config.data.path) if data is None else data
     tokens = TokenData.open(folder)
     if tokens.index.tokenizer.digest != loaded.tokenizer.digest:
         raise InputError("data", str(folder), "was made with another tokenizer than this run's")
-    context = loaded.model.plan.context
+    context = model.plan.context
     chosen = held_out_windows(tokens.split("held_out"), context, windows)
-    loss = held_out_loss(loaded.model, chosen, batch=loaded.config.eval.batch, device=loaded.device)
+    loss = held_out_loss(model, chosen, batch=loaded.config.eval.batch, device=loaded.device)
     probes = chosen[:distance_windows, :-1]
-    distances = mean_distances(loaded.decoder, probes, batch=loaded.config.eval.batch, device=loaded.device)
+    distances = mean_distances(model, probes, batch=loaded.config.eval.batch, device=loaded.device)
     result = Evaluation(
         run=str(run),
         step=loaded.step,
@@ -78,7 +79,7 @@ def evaluate_run(
         bits_per_byte=loss / math.log(2) if tokens.index.tokenizer.kind == "bytes" else None,
         attention_distance=tuple(distances.tolist()),
         distance_windows=len(probes),
-        plan=loaded.model.plan,
+        plan=model.plan,
         device=describe_device(loaded.device),
     )
     write_atomically(Path(run) / EVALUATION_FILE, json.dumps(result.to_dict(), indent=1, allow_nan=False) + "\n")
