@@ -60,8 +60,11 @@ ERRORS = 2  # standard errors of the band, up and down
 RING = 8.0  # radius of a birth at most
 
 
-def heads_svg(history: HeadHistory, title: str = "") -> str:
-    """Heads of every layer with births and removals, the demand with its noise and threshold, and the training loss."""
+def heads_svg(history: HeadHistory, title: str = "", loss_scale: tuple[float, float] | None = None) -> str:
+    """Heads of every layer with births and removals, the demand with its noise and threshold, and the training loss.
+
+    `loss_scale` are the ends of the axis of the losses, which otherwise follows them.
+    """
     steps = max(1, history.last_step)
     panels: list[Frame] = []
     parts: list[str] = []
@@ -83,10 +86,12 @@ def heads_svg(history: HeadHistory, title: str = "") -> str:
     if finite_points(history.losses):
         shown = thinned(history.losses)
         smooth = smoothed(shown)
-        parts += _loss(history, shown, smooth, panel(LOSS_HEIGHT, *loss_range(shown, smooth)))
-    parts += [*step_axis(panels[-1]), *_legend(history, panels[-1].bottom + 66)]
-    name, width = title or "Heads", PLOT_LEFT + PLOT_WIDTH + LABELS
-    return document(width, panels[-1].bottom + 86, name, [*heading(name, _facts(history), width), *parts])
+        parts += _loss(history, shown, smooth, panel(LOSS_HEIGHT, *(loss_scale or loss_range(shown, smooth))))
+    bottom = panels[-1].bottom
+    legend = _legend(history, bottom + 66)
+    parts += [*step_axis(panels[-1]), *legend]
+    name, width, height = title or "Heads", PLOT_LEFT + PLOT_WIDTH + LABELS, bottom + (86 if legend else 58)
+    return document(width, height, name, [*heading(name, _facts(history), width), *parts])
 
 
 def _facts(history: HeadHistory) -> str:
@@ -284,7 +289,7 @@ def _demand(history: HeadHistory, curves: Sequence[DemandCurve], frame: Frame) -
         """What is below the axis, or below zero, lies on it."""
         return frame.y(max(frame.low, math.log10(value)) if value > 0 else frame.low) if value == value else math.nan
 
-    bands, lines, labels = [], [], []
+    bands, lines, dots, labels = [], [], [], []
     for curve in curves:
         places = [(frame.x(r.step), y(r.demand)) for r in curve.readings]
         edges = [
@@ -296,8 +301,10 @@ def _demand(history: HeadHistory, curves: Sequence[DemandCurve], frame: Frame) -
         bands.append(band(edges, curve.colour, 0.16))
         lines.append(polyline(places, curve.colour, 2))
         *_, last = [r for r in curve.readings if math.isfinite(r.demand)]
-        lines.append(dot((frame.x(last.step), y(last.demand)), 3.5, curve.colour))
-        labels.append((y(last.demand), f"{curve.name} {last.demand:.2g}".strip(), curve.colour))
+        dots.append(dot((frame.x(last.step), y(last.demand)), 3.5, curve.colour))
+        least = 10**frame.low
+        value = f"{last.demand:.2g}" if last.demand > least else f"< {least:.1g}"
+        labels.append((y(last.demand), f"{curve.name} {value}".strip(), curve.colour))
     for colour, corners in _thresholds(curves, history.last_step):
         lines.append(polyline([(frame.x(step), y(value)) for step, value in corners], colour, 1.5, dash="5 4"))
         label = (y(corners[-1][1]), f"births above {corners[-1][1]:.2g}", INK)
@@ -307,9 +314,8 @@ def _demand(history: HeadHistory, curves: Sequence[DemandCurve], frame: Frame) -
         text((frame.right + 12, height), label, size=11.5, colour=colour, bold=colour != INK)
         for height, (_, label, colour) in zip(heights, labels, strict=True)
     ]
-    # A few pixels of air, so that strokes and dots on the edge stay whole.
-    drawn = window(frame.left, frame.top - 2, frame.width + 5, frame.height + 4, *bands, *lines)
-    return [*parts, drawn, *texts]
+    # A little air, so that strokes on the edge stay whole.
+    return [*parts, window(frame.left, frame.top - 2, frame.width, frame.height + 4, *bands, *lines), *dots, *texts]
 
 
 def _thresholds(curves: Sequence[DemandCurve], last_step: int) -> list[tuple[str, list[tuple[int, float]]]]:
@@ -343,7 +349,7 @@ def _loss(
         *_grid(frame, ticks, tick_labels(ticks)),
         *_guides(history, frame),
         window(
-            frame.left, frame.top - 2, frame.width + 5, frame.height + 4,
+            frame.left, frame.top - 2, frame.width, frame.height + 4,
             polyline(frame.place(shown), MUTED, 1, opacity=0.35), polyline(frame.place(smooth), INK, 2),
         ),
         text((frame.right + 12, height), loss_text(last), size=11.5, bold=True),
@@ -368,18 +374,20 @@ def _legend(history: HeadHistory, y: float) -> list[str]:
     """What the marks mean, where there are any."""
     actions = {entry["action"] for entry in (*history.changes, *history.spared)}
     colour = COLOURS[0] if len(history.layers) == 1 else INK if len(history.layers) <= len(COLOURS) else ORANGE
-    meanings = (
-        ("birth", "a head is born; number of heads from then on", 290),
-        ("removal", "a head leaves", 130),
-        ("spare", "a trial without a head failed", 0),
-    )
+    meanings = {
+        "birth": ("a head is born", 130),
+        "removal": ("a head leaves", 130),
+        "spare": ("a trial without a head failed", 210),
+    }
     parts: list[str] = []
     x = PLOT_LEFT + 8
-    for action, meaning, width in meanings:
+    for action, (meaning, width) in meanings.items():
         if action in actions:
             at, is_birth = (x, y), action == "birth"
             spared = [circle(at, 2.6, BACKGROUND, INK)]
             parts += spared if action == "spare" else _mark(at, 2, 7, is_birth=is_birth, colour=colour)
             parts.append(text((x + 14, y), meaning, size=11))
             x += width
+    if history.changes:
+        parts.append(text((x, y), "numbers: heads from then on", size=11, colour=MUTED))
     return parts

@@ -23,6 +23,7 @@ from meristem.synthetic.view import Standing, make_view
 from meristem.training.checkpoint import write_atomically
 
 EVENTS, PICTURE = "events.jsonl", "growth.svg"
+LOSSES = (-0.05, 1.1)  # shown: an answer of zero has 1
 STEPS, MANY_HEADS, MANY_STEPS = 3000, 6, 4000  # a teacher with more heads than that needs more updates
 
 
@@ -95,7 +96,7 @@ def show(demo: Demo, out: Path) -> Outcome:
         outcome = grow(demo.teacher, demo.policy, steps=demo.updates, seed=demo.seed, report=report)
         record(demo.updates, "finished", heads=outcome.heads, loss=outcome.loss)
     history = HeadHistory((1,), demo.updates, outcome.events, losses, demo.criterion)
-    write_atomically(out / PICTURE, heads_svg(history, demo.title))
+    write_atomically(out / PICTURE, heads_svg(history, demo.title, LOSSES))
     print(verdict(demo, outcome, history))
     print(f"picture: {out / PICTURE}, events: {out / EVENTS}")
     return outcome
