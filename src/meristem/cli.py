@@ -495,25 +495,39 @@ def bench_growth(
     grown: Annotated[str, typer.Option(help="Layers with loops.")] = "10,7,4",
     looped: Annotated[str, typer.Option(help="Looped heads of each.")] = "3,7",
     passes: Annotated[int, typer.Option(help="Most extra passes of a layer.")] = 3,
+    policy: Annotated[str, typer.Option(help="sgt: loops; or incrt: heads, from one to all in every layer.")] = "sgt",
+    classes: Annotated[int | None, typer.Option(help="A classifier of so many classes, instead of a decoder.")] = None,
+    feed_every: Annotated[int, typer.Option(help="With incrt: steps between two looks at the demand.")] = 20,
     steps: Annotated[int, typer.Option(help="Timed steps of an arm in a round.")] = 10,
     rounds: Annotated[int, typer.Option(help="Rounds over all arms.")] = 6,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     compile: Annotated[bool | None, typer.Option(help="torch.compile; on a GPU if not given.")] = None,
     out: Annotated[Path | None, typer.Option(help="Write the results as JSON.")] = None,
 ) -> None:
-    """What growth costs: step time with loops, pauses at births, the entropy probe; in one run."""
+    """What growth costs: step time with loops, pauses at births, what is measured; in one run."""
     from meristem.bench.growth import compare_growth, growth_text
+    from meristem.bench.heads import compare_heads, heads_text
     from meristem.plan import Plan
     from meristem.training.devices import choose_device
 
+    if policy not in ("sgt", "incrt"):
+        raise InputError("policy", policy, "must be sgt or incrt")
     place = choose_device(device)
-    plan = Plan.uniform(layers=layers, width=width, heads=heads, vocabulary=vocabulary, context=context)
-    report = compare_growth(
-        plan, place, layers=tuple(_integers("grown", grown)), heads=tuple(_integers("looped", looped)), passes=passes,
-        batch=batch, steps=steps, rounds=rounds, compile=place.type == "cuda" if compile is None else compile,
-        say=lambda text: print(text, file=sys.stderr, flush=True),
-    )  # fmt: skip
-    print(growth_text(report))
+    plan = Plan.uniform(
+        layers=layers, width=width, heads=heads, vocabulary=vocabulary, context=context, classes=classes
+    )
+    common: dict[str, Any] = {
+        "batch": batch, "steps": steps, "rounds": rounds,
+        "compile": place.type == "cuda" if compile is None else compile,
+        "say": lambda text: print(text, file=sys.stderr, flush=True),
+    }  # fmt: skip
+    if policy == "incrt":
+        report = compare_heads(plan, place, feed_every=feed_every, **common)
+        print(heads_text(report))
+    else:
+        where, which = _integers("grown", grown), _integers("looped", looped)
+        report = compare_growth(plan, place, layers=tuple(where), heads=tuple(which), passes=passes, **common)
+        print(growth_text(report))
     _write_json(report, out)
 
 

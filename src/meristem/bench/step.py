@@ -18,13 +18,13 @@ import torch
 from torch import Tensor
 
 from meristem.errors import InputError, RunError
-from meristem.model import Decoder
+from meristem.model import Classifier, Decoder
 from meristem.plan import Plan
 from meristem.training.devices import autocast, compute_dtype, describe_device, peak_flops
 from meristem.training.gradients import Gradients
 from meristem.training.optimizer import OptimizerConfig, guarded_update, make_optimizer
 
-Step = Callable[[Tensor, Tensor], Tensor]  # tokens and labels (B, T) in, loss out; includes the optimizer's update
+Step = Callable[[Tensor, Tensor], Tensor]  # tokens (B, T) and labels in, loss out; includes the optimizer's update
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class TrainingStep:
     """A model of the plan with the step that `meristem train` runs, without its bookkeeping."""
 
     def __init__(self, plan: Plan, device: torch.device, *, attention: str = "auto", compile: bool) -> None:
-        self.model = Decoder(plan).to(device)
+        self.model = (Decoder(plan) if plan.classes is None else Classifier(plan)).to(device)
         self.kernels = self.model.use_attention(device, compute_dtype(device), attention)
         self.config = OptimizerConfig()
         self.optimizer = make_optimizer(self.model, self.config)
@@ -257,8 +257,11 @@ def _line(result: StepResult) -> str:
 def random_batches(plan: Plan, device: torch.device, batch: int) -> Iterator[tuple[Tensor, Tensor]]:
     generator = torch.Generator(device).manual_seed(0)
     while True:
-        window = torch.randint(plan.vocabulary, (batch, plan.context + 1), device=device, generator=generator)
-        yield window[:, :-1].contiguous(), window[:, 1:].contiguous()
+        window = torch.randint(1, plan.vocabulary, (batch, plan.context + 1), device=device, generator=generator)
+        if plan.classes is None:
+            yield window[:, :-1].contiguous(), window[:, 1:].contiguous()
+        else:
+            yield window[:, :-1].contiguous(), window[:, -1] % plan.classes
 
 
 def wait(device: torch.device) -> None:

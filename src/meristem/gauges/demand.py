@@ -12,7 +12,8 @@ Cholesky factors as small as a head; nothing is read back from the device betwee
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -86,10 +87,14 @@ class DemandGauge:
             self._test(x, gradients, allowed)
         count = sum_over_ranks(torch.tensor(float(inputs.shape[1]), **self.place))
         for _ in range(SWEEPS):
-            responses = self._responses(x, allowed)
-            self.outputs.add(sum_over_ranks(-gradients.flatten(1, 2).mT @ responses.flatten(1, 2)) / count)
-            wanted = -(gradients @ self.outputs.left_core[:, None]) @ (x @ self.outputs.right[:, None]).mT
-            self.scores.add(sum_over_ranks((x.mT @ (_centred(wanted, allowed) @ x)).sum(1)) / count)
+            with _coarse_products():
+                responses = self._responses(x, allowed)
+                outputs = -gradients.flatten(1, 2).mT @ responses.flatten(1, 2)
+            self.outputs.add(sum_over_ranks(outputs) / count)
+            with _coarse_products():
+                wanted = -(gradients @ self.outputs.left_core[:, None]) @ (x @ self.outputs.right[:, None]).mT
+                scores = (x.mT @ (_centred(wanted, allowed) @ x)).sum(1)
+            self.scores.add(sum_over_ranks(scores) / count)
         self.feeds += 1
 
     def readings(self) -> list[DemandReading]:
@@ -147,8 +152,9 @@ class DemandGauge:
 
     def _test(self, x: Tensor, gradients: Tensor, allowed: Tensor) -> None:
         """How much the head followed so far would gain on this batch, which it has not seen yet."""
-        responses = self._responses(x, allowed)
-        written = (responses @ self.outputs.right[:, None]) @ self.outputs.left_core.mT[:, None]
+        with _coarse_products():
+            responses = self._responses(x, allowed)
+            written = (responses @ self.outputs.right[:, None]) @ self.outputs.left_core.mT[:, None]
         gains = -(gradients * written).sum((2, 3))
         count = torch.full_like(gains[:, 0], gains.shape[1])
         gain, count = sum_over_ranks(torch.stack((gains.sum(1), count)))
@@ -211,6 +217,17 @@ class _LowRank:
         self.right = _orthonormal(_unit(self.total.mT @ self.left) + STAY * self.right)
         core = self.left.mT @ self.total @ self.right
         self.core = _unit(core)
+
+
+@contextmanager
+def _coarse_products() -> Iterator[None]:
+    """Products over all tokens, which on a GPU may round their factors: noise is far larger than that."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 def _unit(matrices: Tensor) -> Tensor:

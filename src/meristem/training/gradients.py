@@ -31,7 +31,8 @@ class Gradients:
     """Leaves the mean gradient over the micro-batches in the parameters' `.grad`.
 
     With `graph`, forward and backward of a micro-batch are recorded once as a CUDA graph and then replayed, which
-    removes the gaps between some five hundred kernel launches.
+    removes the gaps between some five hundred kernel launches. A model that has changed is recorded anew only when it
+    has rested for a while: a recording takes as long as several updates, and growth may change the model again soon.
     """
 
     def __init__(self, model: nn.Module, *, compile: bool, device: torch.device) -> None:
@@ -57,7 +58,7 @@ class Gradients:
 
     def __call__(self, tokens: Tensor, labels: Tensor) -> Tensor:
         """tokens and labels (micro-batches, b, T) in; the mean loss out, still on the device."""
-        if self.graph is not None:
+        if self.graph is not None and self.graph.is_due():
             return self.graph.accumulate(tokens, labels)
         for parameter in self.parameters:
             parameter.grad = None
@@ -83,13 +84,23 @@ class _Graph:
     """A recorded forward and backward of one micro-batch shape. A replay overwrites the gradients, it does not add."""
 
     WARMUP = 3
+    REST = 20  # updates
 
     def __init__(self, gradients: Gradients) -> None:
         self.gradients = gradients
         self.recording: torch.cuda.CUDAGraph | None = None
         self.loss: Tensor | None = None
+        self.rest = 0  # updates to wait before the next recording
+
+    def is_due(self) -> bool:
+        """Whether an update is to use a recording, be it one that has to be made first."""
+        if self.recording is not None or self.rest == 0:
+            return True
+        self.rest -= 1
+        return False
 
     def forget(self) -> None:
+        self.rest = self.REST
         self.recording = self.loss = None
         self._clear()  # the gradients live in the recording's memory
         torch.cuda.empty_cache()

@@ -1,0 +1,184 @@
+"""What heads that grow cost: the gauge beside training, pauses at births, and the step of a grown model."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._dynamo.eval_frame import _debug_get_cache_entry_list
+
+from meristem.bench.step import TrainingStep, check_minimums, random_batches, step_times, wait
+from meristem.growth.edits import AddHead
+from meristem.growth.head_growth import HeadGrowth
+from meristem.growth.heads import empty_head
+from meristem.growth.incrt import Incrt
+from meristem.growth.surgery import add_head
+from meristem.model.transformer import Regions
+from meristem.plan import LayerPlan, Plan
+from meristem.training.devices import autocast, describe_device
+
+NEVER = Incrt(certainty=float("inf"))  # measures and decides, but nothing is ever born
+
+
+def with_heads(plan: Plan, heads: int) -> Plan:
+    """The plan with so many heads in every layer, of the dim it has."""
+    dim = plan.head_dims[0]
+    return replace(plan, layers=(LayerPlan(heads, dim, heads),) * len(plan.layers))
+
+
+def compare_heads(
+    plan: Plan, device: torch.device, *, batch: int, steps: int, rounds: int, feed_every: int, compile: bool,
+    say: Callable[[str], None],
+) -> dict[str, Any]:  # fmt: skip
+    """Everything that the growth of heads costs, measured in one run; ready for JSON."""
+    check_minimums(("batch", batch, 1), ("steps", steps, 2), ("rounds", rounds, 2), ("feed_every", feed_every, 1))
+    batches = random_batches(plan, device, batch)
+    say("a model grows from one head to all of them in every layer")
+    grown, births = grow_all(plan, device, batches, compile=compile, say=say)
+    built = TrainingStep(plan, device, compile=compile)
+    gate = measure_gate(built, batches, device, feed_every=feed_every, rounds=rounds)
+    say(f"gauge: {gate['feed_milliseconds']:.1f} ms a feed, {gate['share']:.2%} of training")
+    rest = built.gradients.graph.REST if built.gradients.graph is not None else 0
+    for _ in range(rest + 2):  # until the grown model is recorded as well
+        grown(*next(batches))
+    times: dict[str, list[float]] = {"grown": [], "built": []}
+    for number in range(rounds):
+        for name, step in (("grown", grown), ("built", built))[:: 1 if number % 2 else -1]:
+            times[name].append(statistics.median(step_times(step, batches, steps, device)[0]))
+    ratios = [mine / theirs - 1 for mine, theirs in zip(times["grown"], times["built"], strict=True)]
+    return {
+        "device": describe_device(device),
+        "torch": torch.__version__,
+        "settings": {
+            "batch": batch, "context": plan.context, "heads": list(plan.heads), "head_dim": plan.head_dims[0],
+            "width": plan.width, "steps": steps, "rounds": rounds, "compile": compile,
+        },
+        "births": births,
+        "gate": gate,
+        "step": {
+            "grown_milliseconds": statistics.median(times["grown"]),
+            "built_milliseconds": statistics.median(times["built"]),
+            "difference": statistics.median(ratios), "lowest": min(ratios), "highest": max(ratios),
+        },
+    }  # fmt: skip
+
+
+def grow_all(
+    plan: Plan, device: torch.device, batches: Iterator[tuple[Tensor, Tensor]], *, compile: bool,
+    say: Callable[[str], None],
+) -> tuple[TrainingStep, dict[str, Any]]:  # fmt: skip
+    """A scripted growth from one head to the plan's, in every layer, birth by birth, and how long each holds up."""
+    torch._dynamo.reset()
+    step = TrainingStep(with_heads(plan, 1), device, compile=compile)
+    first = _seconds(step, batches, device)
+    usual = min(_seconds(step, batches, device) for _ in range(3))
+    pauses: list[float] = []
+    slower: list[float] = []  # a step that is not recorded yet, beside one that is
+    for heads in range(2, max(plan.heads) + 1):
+        for layer in range(len(plan.layers)):
+            begin = time.perf_counter()
+            attention = step.model.stack[layer].attention
+            newborn = empty_head(attention.layer, attention.qkv.weight.detach(), attention.out.weight.detach())
+            add_head(step.model, step.optimizer, AddHead(layer, newborn))
+            step.gradients.restructured(step.model)
+            step(*next(batches))
+            wait(device)
+            with_birth = time.perf_counter() - begin
+            without = _seconds(step, batches, device)
+            pauses.append(with_birth - without)
+            slower.append(without)
+        say(f"{heads} heads everywhere: {sum(pauses):.1f} s of pauses so far")
+    recording = _recording_seconds(step, batches, device)
+    rest = step.gradients.graph.REST if step.gradients.graph is not None else 0
+    last = min(_seconds(step, batches, device) for _ in range(3))
+    gap = max(0.0, slower[-1] - last) if rest else 0.0
+    return step, {
+        "first_step_seconds": first, "first_step_with_one_head": usual, "births": len(pauses),
+        "pauses": pauses, "longest_pause": max(pauses), "total_seconds": sum(pauses),
+        "recording_seconds": recording, "unrecorded_steps_per_birth": rest, "unrecorded_gap_seconds": gap,
+        # With a cool-down longer than the rest every birth is followed by unrecorded steps and a recording.
+        "total_with_recordings": sum(pauses) + len(pauses) * (recording + rest * gap),
+        "block_graphs": len(_debug_get_cache_entry_list(Regions().block.__code__)) if compile else 0,
+    }  # fmt: skip
+
+
+def _recording_seconds(step: TrainingStep, batches: Iterator[tuple[Tensor, Tensor]], device: torch.device) -> float:
+    """How much longer the step takes in which the recording is made."""
+    graph = step.gradients.graph
+    if graph is None:
+        return 0.0
+    graph.rest = 0
+    return _seconds(step, batches, device) - _seconds(step, batches, device)
+
+
+def measure_gate(
+    step: TrainingStep, batches: Iterator[tuple[Tensor, Tensor]], device: torch.device, *, feed_every: int, rounds: int
+) -> dict[str, Any]:
+    """Training with the gauge in all layers beside training without, in spans that each hold one decision."""
+    policy = replace(NEVER, feed_every=feed_every, decide_every=10 * feed_every, prune=False)
+    growth = HeadGrowth(step.model, step.optimizer, policy)
+    span = policy.decide_every
+
+    # On a CPU the time that this process had, which other processes do not disturb.
+    clock = time.perf_counter if device.type == "cuda" else time.process_time
+
+    def seconds(gated: bool) -> float:
+        wait(device)
+        begin = clock()
+        for _ in range(span):
+            tokens, labels = next(batches)
+            step(tokens, labels)
+            if gated:
+                with autocast(device):
+                    growth.step(tokens, labels)
+        wait(device)
+        return clock() - begin
+
+    for _ in range(policy.calibration):  # once at the start of a run, and not what is asked about
+        with autocast(device):
+            growth.step(*next(batches))
+    seconds(True)  # warm
+    plain: list[float] = []
+    gated: list[float] = []
+    for number in range(rounds):
+        for which in (plain, gated)[:: 1 if number % 2 else -1]:
+            which.append(seconds(which is gated))
+    shares = [g / p - 1 for g, p in zip(gated, plain, strict=True)]
+    feeds = span // feed_every
+    return {
+        "feed_every": feed_every, "decide_every": span, "share": statistics.median(shares),
+        "lowest": min(shares), "highest": max(shares),
+        "feed_milliseconds": 1e3 * (statistics.median(gated) - statistics.median(plain)) / feeds,
+        "statistics_megabytes": sum(t.numel() * t.element_size() for t in growth.criterion.tensors().values()) / 1e6,
+    }  # fmt: skip
+
+
+def _seconds(step: TrainingStep, batches: Iterator[tuple[Tensor, Tensor]], device: torch.device) -> float:
+    begin = time.perf_counter()
+    step(*next(batches))
+    wait(device)
+    return time.perf_counter() - begin
+
+
+def heads_text(report: dict[str, Any]) -> str:
+    """The results in a few lines."""
+    births, gate, step = report["births"], report["gate"], report["step"]
+    return "\n".join(
+        (
+            f"{report['device']}, torch {report['torch']}",
+            f"{births['births']} births: {births['total_seconds']:.1f} s of pauses in all (longest "
+            f"{births['longest_pause']:.1f} s); {births['block_graphs']} block graphs; with a recording after each, "
+            f"{births['total_with_recordings']:.1f} s",
+            f"gauge in {len(report['settings']['heads'])} layers: {gate['feed_milliseconds']:.1f} ms a feed, "
+            f"{gate['share']:+.2%} of training at one feed in {gate['feed_every']} steps "
+            f"({gate['lowest']:+.2%} to {gate['highest']:+.2%}); {gate['statistics_megabytes']:.0f} MB of statistics",
+            f"step of the grown model {step['grown_milliseconds']:.2f} ms, of one built with these heads "
+            f"{step['built_milliseconds']:.2f} ms: {step['difference']:+.2%} "
+            f"({step['lowest']:+.2%} to {step['highest']:+.2%})",
+        )
+    )
