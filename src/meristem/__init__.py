@@ -8,9 +8,10 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from meristem.errors import InputError, RunError
     from meristem.evaluation.evaluate import evaluate_run
+    from meristem.evaluation.evaluate_classifier import evaluate_classifier
     from meristem.gauges import EntropyGauge
     from meristem.growth import BlockLoop, Grower, LoopHeads, Sgt
-    from meristem.model import Decoder, Sampling, generate, stream
+    from meristem.model import Classifier, Decoder, Sampling, generate, stream
     from meristem.plan import LayerPlan, Plan
     from meristem.training.config import Config, load_config
     from meristem.training.loop import resume, train
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 # Names come from their modules when they are first used, so that `meristem --help` need not wait for torch.
 _HOMES = {
     "BlockLoop": "meristem.growth",
+    "Classifier": "meristem.model",
     "Config": "meristem.training.config",
     "Decoder": "meristem.model",
     "EntropyGauge": "meristem.gauges",
@@ -31,6 +33,7 @@ _HOMES = {
     "RunError": "meristem.errors",
     "Sampling": "meristem.model",
     "Sgt": "meristem.growth",
+    "evaluate_classifier": "meristem.evaluation.evaluate_classifier",
     "evaluate_run": "meristem.evaluation.evaluate",
     "generate": "meristem.model",
     "load_config": "meristem.training.config",
@@ -43,6 +46,7 @@ _HOMES = {
 
 __all__ = [
     "BlockLoop",
+    "Classifier",
     "Config",
     "Decoder",
     "EntropyGauge",
@@ -55,6 +59,7 @@ __all__ = [
     "Sampling",
     "Sgt",
     "__version__",
+    "evaluate_classifier",
     "evaluate_run",
     "generate",
     "load_config",
