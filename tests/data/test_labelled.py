@@ -300,6 +300,15 @@ def test_the_same_again_is_found_and_another_is_refused(folder: Path) -> None:
     assert sorted(path.name for path in folder.parent.iterdir()) == ["data", "rows.csv"]
 
 
+def test_which_file_is_held_out_matters(tmp_path: Path) -> None:
+    one, other = write_rows(tmp_path / "a.csv", ROWS[:40]), write_rows(tmp_path / "b.csv", ROWS[40:])
+    prepare_labelled([one], tmp_path / "data", validation=[other])
+    with pytest.raises(InputError, match="other files or settings"):
+        prepare_labelled([other], tmp_path / "data", validation=[one])
+    with pytest.raises(InputError, match="other files or settings"):
+        prepare_labelled([one, other], tmp_path / "data")
+
+
 def test_digests_depend_on_the_rows_only(folder: Path, tmp_path: Path) -> None:
     copy = write_rows(tmp_path / "copy.csv", [(text.upper(), label) for text, label in ROWS])
     again = prepare_labelled([copy], tmp_path / "again", held_out=0.2)

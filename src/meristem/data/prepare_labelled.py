@@ -57,9 +57,10 @@ def prepare_labelled(
         raise InputError("paths", [], "give at least one file of labelled rows")
     if apart and columns.split is not None:
         raise InputError("split (--split-column)", columns.split, "cannot be given together with validation files")
+    order = [[path.resolve().as_posix() for path in part] for part in (named, apart)]
     settings = [
-        asdict(columns), asdict(cut), len(named), length, held_out, drop_duplicates, min_rows, min_count,
-        max_vocabulary, on_error,
+        order, asdict(columns), asdict(cut), length, held_out, drop_duplicates, min_rows, min_count, max_vocabulary,
+        on_error,
     ]  # fmt: skip
     tables = [] if columns.table is None else [Path(columns.table)]
     wanted = fingerprint([*files, *(table for table in tables if table.is_file())], settings)
@@ -71,61 +72,41 @@ def prepare_labelled(
     others: Counter[str] = Counter()
     if columns.split is not None:
         train, held, others = _by_column(rows, columns.split)
-    elif apart:
-        train, held = rows, checked
     else:
-        train, held = _by_hash(rows, held_out)
+        train, held = (rows, checked) if apart else _by_hash(rows, held_out)
     if not train:
         raise RunError(f"no training rows in {', '.join(map(str, named))} ({reader.bad} bad places skipped)")
+    chosen = _choose(train, held, columns.label, drop_duplicates, min_rows)
 
-    repeats = _duplicates(train)
-    if drop_duplicates:
-        train = [item for item, repeat in zip(train, repeats, strict=True) if not repeat]
-    counts = Counter(item.row.label for item in train)
-    classes = _ordered(label for label, count in counts.items() if count >= min_rows)
-    if len(classes) < 2:
-        raise InputError(
-            "label (--label-column)", columns.label,
-            f"has {len(counts)} labels, of which {len(classes)} have {min_rows} training rows or more; at least two "
-            "classes are needed",
-        )  # fmt: skip
-    everything = [*train, *held]
-    small = Counter(item.row.label for item in everything if 0 < counts[item.row.label] < min_rows)
-    untrained = Counter(item.row.label for item in held if not counts[item.row.label])
-    train, held = ([item for item in part if item.row.label in set(classes)] for part in (train, held))
-    known = {item.key for item in train}
-    kept = [item for item in held if item.key not in known]
-
-    size = length or min(LONGEST, max(item.pieces for item in train))
+    size = length or min(LONGEST, max(item.pieces for item in chosen.train))
     vocabulary = cut.fixed_vocabulary
     if vocabulary is None:
-        pieces = (cut.pieces(item.row.text)[:size] for item in train)
+        pieces = (cut.pieces(item.row.text)[:size] for item in chosen.train)
         vocabulary = learnt_vocabulary(pieces, min_count, max_vocabulary)
-    recipe = Recipe(columns, cut, vocabulary, classes, size)
-    encoded = {name: _encoded(part, recipe) for name, part in (("train", train), ("held_out", kept))}
-    unseen = encoded["held_out"].tokens
+    recipe = Recipe(columns, cut, vocabulary, chosen.classes, size)
+    encoded, unseen = _encoded(chosen.train, recipe), _encoded(chosen.held_out, recipe)
     findings = Findings(
         rows=len(rows) + len(checked),
         bad=reader.bad,
-        duplicates=sum(repeats),
+        duplicates=chosen.duplicates,
         duplicates_dropped=drop_duplicates,
-        conflicts=_conflicts(train),
-        repeated=len(held) - len(kept),
-        cut=sum(item.pieces > size for item in (*train, *kept)),
-        unknown=float((unseen == UNKNOWN).mean()) if len(unseen) else 0.0,
-        small_classes=dict(sorted(small.items())),
-        untrained_classes=dict(sorted(untrained.items())),
+        conflicts=_conflicts(chosen.train),
+        repeated=chosen.repeated,
+        cut=sum(item.pieces > size for item in (*chosen.train, *chosen.held_out)),
+        unknown=float((unseen.tokens == UNKNOWN).mean()) if len(unseen) else 0.0,
+        small_classes=dict(sorted(chosen.small.items())),
+        untrained_classes=dict(sorted(chosen.untrained.items())),
         other_splits=dict(sorted(others.items())),
     )
     with staged(out) as staging:
         recipe.save(staging)
         index = LabelledIndex(
-            classes=classes,
+            classes=recipe.classes,
             ids=recipe.ids,
             length=size,
             recipe=recipe.digest,
-            train=write_split(staging, "train", encoded["train"], recipe),
-            held_out=write_split(staging, "held_out", encoded["held_out"], recipe),
+            train=write_split(staging, "train", encoded, recipe),
+            held_out=write_split(staging, "held_out", unseen, recipe),
             findings=findings,
             fingerprint=wanted,
             source=", ".join(str(path) for path in files),
@@ -189,6 +170,40 @@ def _by_hash(rows: Sequence[_Item], share: float) -> tuple[list[_Item], list[_It
         count = min(max(1, count), len(keys) - 1)
     held = set(keys[:count])
     return [item for item in rows if item.key not in held], [item for item in rows if item.key in held]
+
+
+class _Chosen(NamedTuple):
+    """Rows that stay, their classes, and how many did not."""
+
+    train: list[_Item]
+    held_out: list[_Item]
+    classes: tuple[str, ...]
+    duplicates: int
+    repeated: int
+    small: Counter[str]
+    untrained: Counter[str]
+
+
+def _choose(train: list[_Item], held: list[_Item], column: str, drop_duplicates: bool, min_rows: int) -> _Chosen:
+    """Classes with enough training rows, and held-out rows whose text is not among these."""
+    repeats = _duplicates(train)
+    if drop_duplicates:
+        train = [item for item, repeat in zip(train, repeats, strict=True) if not repeat]
+    counts = Counter(item.row.label for item in train)
+    classes = _ordered(label for label, count in counts.items() if count >= min_rows)
+    if len(classes) < 2:
+        raise InputError(
+            "label (--label-column)", column,
+            f"has {len(counts)} labels, of which {len(classes)} have {min_rows} training rows or more; at least two "
+            "classes are needed",
+        )  # fmt: skip
+    small = Counter(item.row.label for item in (*train, *held) if 0 < counts[item.row.label] < min_rows)
+    untrained = Counter(item.row.label for item in held if not counts[item.row.label])
+    wanted = set(classes)
+    train, held = ([item for item in part if item.row.label in wanted] for part in (train, held))
+    texts = {item.key for item in train}
+    kept = [item for item in held if item.key not in texts]
+    return _Chosen(train, kept, classes, sum(repeats), len(held) - len(kept), small, untrained)
 
 
 def _duplicates(rows: Sequence[_Item]) -> list[bool]:
