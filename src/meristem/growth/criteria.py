@@ -93,7 +93,9 @@ class Demand:
     def __init__(self, policy: Incrt, model: Model) -> None:
         plan = model.plan
         self.policy, self.silent = policy, policy.calibration
-        self.gauge = DemandGauge(len(plan.layers), plan.width, plan.head_dims[0], seed=policy.seed, **_place(model))
+        self.gauge = DemandGauge(
+            len(plan.layers), plan.width, plan.head_dims[0], seed=policy.seed, **gauge_place(model)
+        )
         self.state = policy.start(len(plan.layers))
         self.fed = 0
         self.earlier: Tensor | None = None  # the demand half-way through the calibration
@@ -155,7 +157,7 @@ class Energy:
     def __init__(self, policy: Published, model: Model) -> None:
         plan = model.plan
         self.policy, self.model = policy, model
-        self.gauge: EnergyGauge = policy.gauge(len(plan.layers), plan.width, **_place(model))
+        self.gauge: EnergyGauge = policy.gauge(len(plan.layers), plan.width, **gauge_place(model))
         self.state = policy.start(len(plan.layers))
 
     def feed(self, seen: Seen) -> None:
@@ -245,7 +247,7 @@ class Chance:
         self.state = RandomState.from_dict(values["state"])
 
 
-def _place(model: Model) -> dict[str, Any]:
+def gauge_place(model: Model) -> dict[str, Any]:
     """Where and how a gauge computes."""
     weight = model.stack[0].attention.out.weight
     return {"device": weight.device, "dtype": torch.float64 if weight.dtype == torch.float64 else torch.float32}

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -15,22 +14,20 @@ from torch import Tensor
 from meristem.errors import InputError
 from meristem.gauges.redundancy import HeadMoments
 from meristem.growth.average import Average
-from meristem.growth.criteria import Decision, Policy, Seen, make_criterion
+from meristem.growth.criteria import Decision, Policy, make_criterion
 from meristem.growth.edits import AddHead, RemoveHead
-from meristem.growth.heads import Head, empty_head, with_head
+from meristem.growth.heads import newborn_head, with_head
 from meristem.growth.incrt import Incrt
+from meristem.growth.measuring import Batches, head_moments, look, silenced
 from meristem.growth.outcome import Growth
 from meristem.growth.pruning import Pruning, PruningState
 from meristem.growth.surgery import Model, add_head, remove_head
-from meristem.model.block import Pass
 from meristem.plan import Plan
-from meristem.ranks import from_first_rank, mean_over_ranks, rank, require_equal, sum_over_ranks, world
+from meristem.ranks import from_first_rank, mean_over_ranks, require_equal, sum_over_ranks, world
 from meristem.records import finite
 
-FEED_SEQUENCES, FEED_TOKENS = 64, 8192  # of the whole batch, over all processes, that the gauge is shown at most
 LOSS_MEMORY = 0.9  # per feed
 
-Batches = Iterator[tuple[Tensor, Tensor]]  # tokens and labels
 Fresh = Callable[[], Batches]  # this process's share of batches that the model has not been trained on yet
 
 
@@ -51,7 +48,7 @@ class HeadGrowth:
         self.done += 1
         policy, done, silent = self.policy, self.done, self.criterion.silent
         if done <= silent:
-            with _silenced(self.model):
+            with silenced(self.model):
                 self._feed(tokens, labels)
             if done == silent:
                 self.criterion.calibrate()
@@ -66,34 +63,17 @@ class HeadGrowth:
 
     def _feed(self, tokens: Tensor, labels: Tensor) -> None:
         """Show the criterion what every layer's attention reads, and the gradient of the loss by what it writes."""
-        tokens, labels = _chosen(tokens, labels)
-        passes: list[Pass] = []
-        attention = self.model.stack[0].attention
-        # All that is asked for are gradients by activations, so only the first layer's output need lead to them.
-        with _frozen(self.model, but=attention.out.weight), torch.enable_grad():
-            loss = self.model.loss(tokens, labels, watch=lambda layer, number, seen: passes.append(seen))
-            gradients = torch.autograd.grad(loss, [seen.update for seen in passes])
-        smooth = mean_over_ranks(loss.detach().float())
+        loss, seen = look(self.model, tokens, labels)
+        smooth = mean_over_ranks(loss)
         if not bool(smooth.isfinite()):  # an update that was skipped: it would stay in the averages for good
             return
         with torch.no_grad(), torch.autocast(tokens.device.type, enabled=False):
-            blocks = zip(self.model.stack, passes, strict=True)
-            inputs = torch.stack([block.attention_input(seen.stream.detach()) for block, seen in blocks])
-            self.criterion.feed(Seen(inputs, torch.stack(gradients) * labels.numel(), self.model.allowed(tokens)))
+            self.criterion.feed(seen)
             self.loss.add(smooth)
 
-    @torch.no_grad()
     def _moments(self, tokens: Tensor, labels: Tensor) -> list[HeadMoments]:
         """Of every layer's heads, over some sequences."""
-        tokens, labels = _chosen(tokens, labels)
-        passes: list[Pass] = []
-        self.model.loss(tokens, labels, watch=lambda layer, number, seen: passes.append(seen))
-        real = self.model.allowed(tokens).any(-1).expand(len(tokens), -1)
-        sums = [HeadMoments.of(seen.mixed, real) for seen in passes]
-        return [
-            HeadMoments(sum_over_ranks(gram) / sum_over_ranks(count), layer.head_dim)
-            for (gram, count), layer in zip(sums, self.model.plan.layers, strict=True)
-        ]
+        return head_moments(self.model, [(tokens, labels)])
 
     # --- deciding ---------------------------------------------------------------------------------------------------
 
@@ -160,21 +140,8 @@ class HeadGrowth:
         """A head that looks for what is asked for, half of it at random, and writes nothing yet."""
         attention = self.model.stack[layer].attention
         seed = random.Random(f"{self.policy.seed}-{self.done}-{layer}").getrandbits(63)
-        generator = torch.Generator().manual_seed(seed)
-        blank = empty_head(attention.layer, attention.qkv.weight.detach(), attention.out.weight.detach())
-        wanted = self.criterion.directions(layer)
-
-        def drawn(like: Tensor, direction: Tensor | None = None) -> Tensor:
-            chance = torch.randn(like.shape, generator=generator).to(like) / like.shape[1] ** 0.5
-            return chance if direction is None else (chance + direction.to(like)) / 2
-
-        query, key = (None, None) if wanted is None else wanted
-        head = Head(
-            drawn(blank.query, query),
-            None if blank.key is None else drawn(blank.key, key),
-            None if blank.value is None else drawn(blank.value),
-            blank.out,
-        )
+        weights = attention.qkv.weight.detach(), attention.out.weight.detach()
+        head = newborn_head(attention.layer, *weights, self.criterion.directions(layer), seed)
         add_head(self.model, self.optimizer, AddHead(layer, head))
         self.ages = self.trials.born(self.ages, self.done, layer)
         self.criterion.born(layer)
@@ -242,39 +209,3 @@ def check_growable(plan: Plan) -> None:
         raise InputError("head_dim", plan.head_dims, "must be the same in all layers for heads to be born")
     for layer in plan.layers:
         with_head(layer)
-
-
-def _chosen(tokens: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Every so manieth sequence, the same ones of the whole batch however many processes share it."""
-    mine = len(tokens)
-    wanted = max(world(), min(FEED_SEQUENCES, FEED_TOKENS // tokens.shape[1]))
-    stride = -(-mine * world() // wanted)
-    chosen = slice(-rank() * mine % stride, None, stride)
-    return tokens[chosen], labels[chosen]
-
-
-@contextmanager
-def _frozen(model: Model, but: Tensor) -> Iterator[None]:
-    """Gradients by the parameters are not asked for, and so not computed."""
-    trained = [p for p in model.parameters() if p.requires_grad and p is not but]
-    for parameter in trained:
-        parameter.requires_grad_(False)
-    try:
-        yield
-    finally:
-        for parameter in trained:
-            parameter.requires_grad_(True)
-
-
-@contextmanager
-def _silenced(model: Model) -> Iterator[None]:
-    """The model as it would be without attention."""
-    weights = [block.attention.out.weight for block in model.stack]
-    saved = [weight.detach().clone() for weight in weights]
-    with torch.no_grad():
-        torch._foreach_zero_(weights)
-    try:
-        yield
-    finally:
-        with torch.no_grad():
-            torch._foreach_copy_(weights, saved)

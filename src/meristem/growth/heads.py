@@ -95,6 +95,30 @@ def empty_head(layer: LayerPlan, qkv: Tensor, out: Tensor) -> Head:
     return head_of(layer, qkv, out, 0).mapped(torch.zeros_like)
 
 
+def newborn_head(
+    layer: LayerPlan, qkv: Tensor, out: Tensor, directions: tuple[Tensor, Tensor] | None, seed: int
+) -> Head:
+    """A head for a layer with these weights that writes nothing yet.
+
+    Where queries and keys (e, d) that look for what is asked for are known, half of its own are these; the rest is
+    drawn at random.
+    """
+    blank = empty_head(layer, qkv, out)
+    generator = torch.Generator().manual_seed(seed)
+
+    def drawn(like: Tensor, direction: Tensor | None = None) -> Tensor:
+        chance = torch.randn(like.shape, generator=generator).to(like) / like.shape[1] ** 0.5
+        return chance if direction is None else (chance + direction.to(like)) / 2
+
+    query, key = (None, None) if directions is None else directions
+    return Head(
+        drawn(blank.query, query),
+        None if blank.key is None else drawn(blank.key, key),
+        None if blank.value is None else drawn(blank.value),
+        blank.out,
+    )
+
+
 def _mean(parts: list[Tensor]) -> Tensor | None:
     return torch.stack(parts).mean(0) if parts else None
 

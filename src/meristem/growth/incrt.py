@@ -120,6 +120,10 @@ class Incrt:
         )
         return replace(state, layers=layers)
 
+    def relative(self, state: IncrtState, readings: Sequence[DemandReading]) -> tuple[RelativeDemand, ...]:
+        """What is left of the largest demand of every layer."""
+        return tuple(self._relative(layer, r) for layer, r in zip(state.layers, readings, strict=True))
+
     def has_cooled(self, state: IncrtState, done: int) -> bool:
         """Whether the last change of the structure is long enough ago for another."""
         return done - state.last_change >= self.cool_down
@@ -133,7 +137,7 @@ class Incrt:
         Layers that are `full` have as many heads as they may have.
         """
         state = self.calibrated(state, readings)
-        relative = tuple(self._relative(layer, r) for layer, r in zip(state.layers, readings, strict=True))
+        relative = self.relative(state, readings)
         judged = [self._judge(layer, reading) for layer, reading in zip(state.layers, readings, strict=True)]
         losses = (*(entry for entry in state.losses if entry[0] >= done - self.cool_down), (done, loss))
         state = replace(state, layers=tuple(layer for layer, _ in judged), losses=losses)

@@ -1,0 +1,95 @@
+"""What a batch shows of a model's attention: what it reads, what the loss asks of it, how its heads overlap."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from meristem.gauges.redundancy import HeadMoments
+from meristem.growth.criteria import Seen
+from meristem.growth.surgery import Model
+from meristem.model.block import Pass
+from meristem.ranks import rank, sum_over_ranks, world
+
+SEQUENCES, TOKENS = 64, 8192  # of the whole batch, over all processes, that are looked at at most
+
+Batch = tuple[Tensor, Tensor]  # tokens and labels
+Batches = Iterator[Batch]
+
+
+def look(model: Model, tokens: Tensor, labels: Tensor) -> tuple[Tensor, Seen]:
+    """The loss on some sequences of a batch, and what they show of every layer."""
+    tokens, labels = _chosen(tokens, labels)
+    # All that is asked for are gradients by activations, so only the first layer's output need lead to them.
+    with _frozen(model, but=model.stack[0].attention.out.weight), torch.enable_grad():
+        loss, passes = _watched(model, tokens, labels)
+        gradients = torch.autograd.grad(loss, [seen.update for seen in passes])
+    with torch.no_grad(), torch.autocast(tokens.device.type, enabled=False):
+        blocks = zip(model.stack, passes, strict=True)
+        inputs = torch.stack([block.attention_input(seen.stream.detach()) for block, seen in blocks])
+        return loss.detach().float(), Seen(inputs, torch.stack(gradients) * labels.numel(), model.allowed(tokens))
+
+
+@torch.no_grad()
+def head_moments(model: Model, batches: Iterable[Batch]) -> list[HeadMoments]:
+    """Of every layer's heads, over some sequences of each batch."""
+    grams: list[Tensor] = []
+    count: Tensor | float = 0.0
+    for batch in batches:
+        tokens, labels = _chosen(*batch)
+        _, passes = _watched(model, tokens, labels)
+        real = model.allowed(tokens).any(-1).expand(len(tokens), -1)
+        sums = [HeadMoments.of(seen.mixed, real) for seen in passes]
+        grams = [old + new for old, (new, _) in zip(grams, sums, strict=True)] if grams else [new for new, _ in sums]
+        count = count + sums[0][1]
+    assert isinstance(count, Tensor)
+    tokens_seen = sum_over_ranks(count)
+    return [
+        HeadMoments(sum_over_ranks(gram) / tokens_seen, layer.head_dim)
+        for gram, layer in zip(grams, model.plan.layers, strict=True)
+    ]
+
+
+def _watched(model: Model, tokens: Tensor, labels: Tensor) -> tuple[Tensor, list[Pass]]:
+    passes: list[Pass] = []
+    loss = model.loss(tokens, labels, watch=lambda layer, number, seen: passes.append(seen))
+    return loss, passes
+
+
+@contextmanager
+def silenced(model: Model) -> Iterator[None]:
+    """The model as it would be without attention."""
+    weights = [block.attention.out.weight for block in model.stack]
+    saved = [weight.detach().clone() for weight in weights]
+    with torch.no_grad():
+        torch._foreach_zero_(weights)
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            torch._foreach_copy_(weights, saved)
+
+
+def _chosen(tokens: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Every so manieth sequence, the same ones of the whole batch however many processes share it."""
+    mine = len(tokens)
+    wanted = max(world(), min(SEQUENCES, TOKENS // tokens.shape[1]))
+    stride = -(-mine * world() // wanted)
+    chosen = slice(-rank() * mine % stride, None, stride)
+    return tokens[chosen], labels[chosen]
+
+
+@contextmanager
+def _frozen(model: Model, but: Tensor) -> Iterator[None]:
+    """Gradients by the parameters are not asked for, and so not computed."""
+    trained = [p for p in model.parameters() if p.requires_grad and p is not but]
+    for parameter in trained:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in trained:
+            parameter.requires_grad_(True)
