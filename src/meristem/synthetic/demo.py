@@ -18,7 +18,7 @@ from meristem.growth.published import Published
 from meristem.report.head_history import MEASURES, HeadHistory, change_text, counted
 from meristem.report.heads import heads_svg
 from meristem.synthetic.run import Outcome, grow
-from meristem.synthetic.tasks import Task
+from meristem.synthetic.tasks import TASKS, Task
 from meristem.synthetic.view import Standing, make_view
 from meristem.training.checkpoint import write_atomically
 
@@ -38,13 +38,14 @@ class Demo:
     steps: int = 0
 
     def __post_init__(self) -> None:
-        if self.criterion not in MEASURES:
-            raise InputError("criterion", self.criterion, f"must be one of {', '.join(MEASURES)}")
+        for field, value, allowed in (("task", self.task, TASKS), ("criterion", self.criterion, tuple(MEASURES))):
+            if value not in allowed:
+                raise InputError(field, value, f"must be one of {', '.join(allowed)}")
         if not 0 <= self.seed < 2**31:
             raise InputError("seed", self.seed, "must be from 0 to 2^31 - 1")
         if self.steps < 0:
             raise InputError("steps", self.steps, "must be at least 1, or 0 for as many as it takes")
-        Task(self.task, self.heads)  # refuses bad values
+        Task(self.task, self.heads)  # refuses bad numbers of heads
 
     @property
     def teacher(self) -> Task:
