@@ -139,7 +139,7 @@ def test_quotes_as_asked_for(tmp_path: Path) -> None:
         ("a.fasta", b"ACGT\n>a|x\nACGT\n", 1, "a sequence without a header line before it"),
         ("a.fasta", b">a|x\n>b|y\nACGT\n", 1, "'sequence' is empty"),
         ("a.fasta", b">a|\nAC\n", 1, "'label' is empty"),
-        ("a.tsv.gz", gzip.compress(b"text\tlabel\nx\t1\n")[:-9], 3, "cannot be read further"),
+        ("a.tsv.gz", gzip.compress(b"text\tlabel\nx\t1\n", mtime=0)[:-9], 3, "cannot be read further"),
     ],
 )
 def test_bad_rows_are_named_by_file_and_line(tmp_path: Path, name: str, content: bytes, line: int, reason: str) -> None:
