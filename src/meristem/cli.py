@@ -376,6 +376,27 @@ def report_command(run: Annotated[Path, typer.Argument(help="The folder of a run
     print("pictures: " + ", ".join(str(path) for path in (draw_loss(run), draw_growth(run)) if path is not None))
 
 
+@app.command("audit")
+def audit_command(
+    run: Annotated[Path, typer.Argument(help="The folder of a run.")],
+    sequences: Annotated[int, typer.Option(help="Held-out windows or rows to compare losses on, at most.")] = 256,
+    steps: Annotated[int, typer.Option(help="Updates of a head that is added, to see what it gains.")] = 200,
+    layers: Annotated[int, typer.Option(help="Layers that are given one, at most; those of largest demand.")] = 4,
+    feeds: Annotated[int, typer.Option(help="Training batches on which the demand is measured.")] = 40,
+    threshold: Annotated[float, typer.Option(help="Share of the loss below which a difference is none.")] = 0.001,
+    data: Annotated[Path | None, typer.Option(help="Other prepared data, made alike.")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
+) -> None:
+    """Does every head of a trained model matter (minimal), and would another one help (sufficient)?"""
+    from meristem.evaluation.audit import AuditSettings
+    from meristem.evaluation.audit_run import audit_run, printed_progress
+
+    settings = AuditSettings(threshold, feeds, steps, layers=layers)
+    result = audit_run(run, settings, sequences=sequences, data=data, device=device, report=printed_progress())
+    print(json.dumps(result.to_dict(), indent=1, allow_nan=False) if as_json else result)
+
+
 @app.command("generate")
 def generate_command(
     run: Annotated[Path, typer.Argument(help="The folder of a run.")],

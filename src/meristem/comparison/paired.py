@@ -1,4 +1,4 @@
-"""Paired differences between two arms that share their seeds."""
+"""Paired differences between two arms that share their seeds, or their test sequences."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 from meristem.errors import InputError
 
 
 @dataclass(frozen=True)
 class PairedDifference:
-    """Mean of (arm - baseline) over pairs, with a 95 % t interval."""
+    """Mean of (arm - baseline) over pairs, with a t interval, of 95 % unless another was asked for."""
 
     mean: float
     deviation: float  # sample standard deviation of the differences
@@ -26,16 +27,17 @@ class PairedDifference:
         return self.low > 0 or self.high < 0
 
 
-def paired_difference(arm: Sequence[float], baseline: Sequence[float]) -> PairedDifference:
-    """Compare two arms, seed by seed. Needs at least two pairs."""
+def paired_difference(arm: Sequence[float], baseline: Sequence[float], confidence: float = 0.95) -> PairedDifference:
+    """Compare two arms, pair by pair. Needs at least two pairs."""
     if len(arm) != len(baseline) or len(arm) < 2:
         raise InputError("pairs", (len(arm), len(baseline)), "must be two equally long lists of at least 2 values")
     differences = [a - b for a, b in zip(arm, baseline, strict=True)]
     mean, deviation = statistics.fmean(differences), statistics.stdev(differences)
-    margin = t_quantile(0.975, len(differences) - 1) * deviation / math.sqrt(len(differences))
+    margin = t_quantile((1 + confidence) / 2, len(differences) - 1) * deviation / math.sqrt(len(differences))
     return PairedDifference(mean, deviation, mean - margin, mean + margin, len(differences))
 
 
+@cache
 def t_quantile(probability: float, freedom: int) -> float:
     """The value that Student's t stays below with this probability (above one half), by bisection."""
     low, high = 0.0, 1e4

@@ -1,0 +1,170 @@
+"""The certificate of a trained model: whether every head matters, and whether another one would help.
+
+What was measured, and what may be said of it. Nothing here computes with a model; see `audit_model` and `audit_run`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from meristem.comparison import PairedDifference
+from meristem.errors import InputError
+from meristem.growth.incrt import RelativeDemand
+from meristem.growth.pruning import Pruning
+from meristem.records import finite
+
+CONFIDENCE = 0.95  # that all intervals of a table hold at once
+
+Answer = Literal["yes", "no", "not shown"]
+
+
+@dataclass(frozen=True)
+class AuditSettings:
+    """How thorough an audit is."""
+
+    threshold: float = Pruning.tolerance  # share of the loss below which a difference is none
+    feeds: int = 40  # training batches on which the demand is measured, and how heads overlap
+    steps: int = 200  # updates of a head that is added
+    rate: float = 3e-3  # its learning rate at the beginning, which falls linearly to 0; Adam
+    layers: int = 4  # that are given a head, one at a time: those with the largest demand
+    seed: int = 0  # of added heads
+
+    def __post_init__(self) -> None:
+        for field, least in (("feeds", 2), ("steps", 1), ("layers", 0), ("seed", 0)):
+            if getattr(self, field) < least:
+                raise InputError(field, getattr(self, field), f"must be at least {least}")
+        if not 0 <= self.threshold < 1:
+            raise InputError("threshold", self.threshold, "must be from 0 to below 1: a share of the loss")
+        if not self.rate > 0:
+            raise InputError("rate", self.rate, "must be above 0")
+
+
+@dataclass(frozen=True)
+class HeadFinding:
+    """The rise of the loss without a head: switched off, and with the other heads of its layer in its place."""
+
+    layer: int
+    head: int
+    off: PairedDifference
+    replaced: PairedDifference
+
+
+@dataclass(frozen=True)
+class Gain:
+    """The fall of the loss when a layer is given another head, which alone is trained, briefly.
+
+    `further` is the fall when the heads that are there are trained as briefly instead, and `extra` the difference
+    between the two: a model that is not done training gains either way.
+    """
+
+    head: PairedDifference
+    further: PairedDifference
+    extra: PairedDifference
+
+
+@dataclass(frozen=True)
+class LayerFinding:
+    """What a layer still wants."""
+
+    layer: int
+    heads: int
+    demand: RelativeDemand
+    asks: bool  # the demand is certain and above its threshold
+    gain: Gain | None  # by one more head; None if that was not tried
+    untried: str = ""  # why not
+    predicted: Mapping[str, float] | None = None  # number of heads
+
+
+@dataclass(frozen=True)
+class Audit:
+    """Everything that was measured. Intervals hold for all heads together, and for all tried layers together."""
+
+    loss: float
+    sequences: int
+    settings: AuditSettings
+    heads: tuple[HeadFinding, ...]
+    layers: tuple[LayerFinding, ...]
+
+    # --- what may be said -------------------------------------------------------------------------------------------
+
+    @property
+    def unit(self) -> float:
+        """What shares are shares of: the loss, unless it is too small to speak of shares."""
+        return max(self.loss, Pruning.SMALL_LOSS)
+
+    @property
+    def threshold(self) -> float:
+        """The difference of losses that counts as none."""
+        return self.settings.threshold * self.unit
+
+    def is_only(self, head: HeadFinding) -> bool:
+        """Whether its layer has no other, so that without it there is no attention in that layer."""
+        return self.layers[head.layer].heads == 1
+
+    def matters(self, head: HeadFinding) -> Answer:
+        """No: the others can take its place, at a cost below the threshold. Yes: there is a cost."""
+        if head.replaced.high <= self.threshold:
+            return "no"
+        return "yes" if head.replaced.low > 0 else "not shown"
+
+    def wants_more(self, layer: LayerFinding) -> Answer:
+        """Whether another head gains more than the threshold, and more than further training."""
+        if layer.gain is None:
+            return "not shown"
+        if layer.gain.head.high <= self.threshold:
+            return "no"
+        return "yes" if layer.gain.head.low > self.threshold and layer.gain.extra.low > 0 else "not shown"
+
+    @property
+    def minimal(self) -> Answer:
+        """Whether every head matters."""
+        answers = {self.matters(head) for head in self.heads}
+        return "no" if "no" in answers else "not shown" if "not shown" in answers else "yes"
+
+    @property
+    def sufficient(self) -> Answer:
+        """Whether no layer gains by another head, nor asks for one."""
+        answers = {self.wants_more(layer) for layer in self.layers}
+        if "yes" in answers:
+            return "no"
+        return "yes" if answers == {"no"} and not any(layer.asks for layer in self.layers) else "not shown"
+
+    # --- for machines -----------------------------------------------------------------------------------------------
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON, which knows no NaN: None where a number is not finite."""
+        heads = [
+            {
+                "layer": head.layer, "head": head.head, "only": self.is_only(head), "matters": self.matters(head),
+                "off": self._difference(head.off), "replaced": self._difference(head.replaced),
+            }
+            for head in self.heads
+        ]  # fmt: skip
+        layers = [
+            {
+                "layer": layer.layer, "heads": layer.heads,
+                "predicted": None if layer.predicted is None else _recorded(layer.predicted),
+                **_recorded(asdict(layer.demand)), "asks": layer.asks,
+                "gain": None if layer.gain is None else self._gain(layer.gain), "untried": layer.untried,
+                "wants_more": self.wants_more(layer),
+            }
+            for layer in self.layers
+        ]  # fmt: skip
+        return {
+            "loss": self.loss, "sequences": self.sequences, "settings": asdict(self.settings),
+            "confidence": CONFIDENCE, "correction": "Bonferroni",
+            "minimal": self.minimal, "sufficient": self.sufficient, "heads": heads, "layers": layers,
+        }  # fmt: skip
+
+    def _gain(self, gain: Gain) -> dict[str, dict[str, float | None]]:
+        return {name: self._difference(getattr(gain, name)) for name in ("head", "further", "extra")}
+
+    def _difference(self, difference: PairedDifference) -> dict[str, float | None]:
+        """Of losses; and its mean as a share."""
+        return _recorded({**asdict(difference), "share": difference.mean / self.unit})
+
+
+def _recorded(values: Mapping[str, float]) -> dict[str, float | None]:
+    return {name: finite(value) for name, value in values.items()}

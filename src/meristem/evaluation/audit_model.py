@@ -1,0 +1,238 @@
+"""Measuring what every head of a model is worth, what its task still asks for, and what one more head would gain."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from meristem.comparison import paired_difference
+from meristem.errors import InputError, RunError
+from meristem.evaluation.audit import CONFIDENCE, Audit, AuditSettings, Gain, HeadFinding, LayerFinding
+from meristem.gauges.demand import DemandGauge
+from meristem.growth.criteria import gauge_place
+from meristem.growth.edits import AddHead
+from meristem.growth.heads import insert_head, newborn_head, with_head
+from meristem.growth.incrt import Incrt, IncrtState, RelativeDemand
+from meristem.growth.measuring import Batch, Batches, head_moments, look, silenced
+from meristem.growth.surgery import Model, add_head
+from meristem.model import Classifier, Decoder
+from meristem.plan import LayerPlan
+
+Training = Callable[[], Batches]  # the same training batches, from the first on, whenever it is called
+Report = Callable[[str, int, int], None]  # told what is being done, how far it is, and of how much
+
+
+def audit_model(
+    model: Model,
+    training: Training,
+    held_out: Sequence[Batch],
+    settings: AuditSettings = AuditSettings(),  # noqa: B008  (immutable)
+    *,
+    policy: Incrt = Incrt(),  # noqa: B008  (immutable)
+    start: IncrtState | None = None,
+    report: Report = lambda what, done, total: None,
+) -> Audit:
+    """Audit a model, which is left as it was.
+
+    Losses are compared on the `held_out` sequences, everything else is measured or trained on `training` batches.
+    `policy` says when a demand is certain and large, `start` how large each layer's was in the run; where that is not
+    known it is measured with all attention switched off.
+    """
+    if model.plan.is_looped:
+        raise InputError("plan", model.plan.digest[:12], "has loops; only layers that run once can be audited")
+    return _Auditor(model, training, held_out, settings, policy, report).audit(start)
+
+
+class _Auditor:
+    """The parts of an audit, and what they share: the losses of the model as it is, sequence by sequence."""
+
+    def __init__(
+        self, model: Model, training: Training, held_out: Sequence[Batch], settings: AuditSettings, policy: Incrt,
+        report: Report,
+    ) -> None:  # fmt: skip
+        self.model, self.training, self.held_out = model, training, held_out
+        self.settings, self.policy, self.report = settings, policy, report
+        self.whole = sequence_losses(model, held_out)
+
+    def audit(self, start: IncrtState | None) -> Audit:
+        if len(self.whole) < 2:
+            raise InputError("held-out sequences", len(self.whole), "must be at least 2 to say how sure anything is")
+        loss = math.fsum(self.whole) / len(self.whole)
+        if not math.isfinite(loss):
+            raise RunError("the held-out loss of this model is not finite: there is nothing to audit")
+        heads = self._heads()
+        gauges, relative = self._demand(start)
+        gains = self._gains(gauges, relative)
+        layers = [
+            LayerFinding(layer, self.model.plan.heads[layer], demand, self._asks(demand), *gains[layer])
+            for layer, demand in enumerate(relative)
+        ]
+        return Audit(loss, len(self.whole), self.settings, heads, tuple(layers))
+
+    # --- what every head is worth -----------------------------------------------------------------------------------
+
+    def _heads(self) -> tuple[HeadFinding, ...]:
+        moments = head_moments(self.model, self._batches("looking at how heads overlap"))
+        places = [(layer, head) for layer, count in enumerate(self.model.plan.heads) for head in range(count)]
+        confidence = _joint_confidence(len(places))
+        findings = []
+        for number, (layer, head) in enumerate(places):
+            self.report("switching heads off", number, len(places))
+            weight = self.model.stack[layer].attention.out.weight.detach()
+            dim = self.model.plan.head_dims[layer]
+            zeroed = weight.clone()
+            zeroed[:, head * dim : (head + 1) * dim] = 0
+            off = replaced = paired_difference(self._losses_writing(layer, zeroed), self.whole, confidence)
+            if self.model.plan.heads[layer] > 1:
+                folded = moments[layer].folded(weight, head)
+                replaced = paired_difference(self._losses_writing(layer, folded), self.whole, confidence)
+            findings.append(HeadFinding(layer, head, off, replaced))
+        self.report("switching heads off", len(places), len(places))
+        return tuple(findings)
+
+    def _losses_writing(self, layer: int, out: Tensor) -> list[float]:
+        """With another output projection in a layer."""
+        with _writing(self.model.stack[layer].attention.out.weight, out):
+            return sequence_losses(self.model, self.held_out)
+
+    # --- what is still asked for ------------------------------------------------------------------------------------
+
+    def _demand(self, start: IncrtState | None) -> tuple[list[DemandGauge], tuple[RelativeDemand, ...]]:
+        """Of every layer the gauge, and the demand left of the largest there was."""
+        gauges = self._fed("measuring the demand")
+        readings = [gauge.readings()[0] for gauge in gauges]
+        state = self.policy.start(len(gauges)) if start is None else start
+        if not all(layer.largest for layer in state.layers):
+            with silenced(self.model):
+                silent = self._fed("measuring the demand without attention")
+            measured = self.policy.calibrated(state, [gauge.readings()[0] for gauge in silent])
+            pairs = zip(state.layers, measured.layers, strict=True)
+            state = IncrtState(tuple(known if known.largest else new for known, new in pairs))
+        return gauges, self.policy.relative(self.policy.calibrated(state, readings), readings)
+
+    def _fed(self, what: str) -> list[DemandGauge]:
+        """A gauge for each layer, as layers may have heads of different sizes."""
+        plan, place = self.model.plan, gauge_place(self.model)
+        gauges = [DemandGauge(1, plan.width, layer.head_dim, seed=self.settings.seed, **place) for layer in plan.layers]
+        for tokens, labels in self._batches(what):
+            loss, seen = look(self.model, tokens, labels)
+            if not bool(loss.isfinite()):  # it would stay in the sums for good
+                continue
+            with torch.autocast(tokens.device.type, enabled=False):
+                for layer, gauge in enumerate(gauges):
+                    gauge.feed(seen.inputs[layer : layer + 1], seen.gradients[layer : layer + 1], seen.allowed)
+        return gauges
+
+    def _asks(self, demand: RelativeDemand) -> bool:
+        return demand.demand > max(demand.threshold, self.policy.certainty * demand.noise)
+
+    # --- what one more head gains -----------------------------------------------------------------------------------
+
+    def _gains(
+        self, gauges: Sequence[DemandGauge], relative: Sequence[RelativeDemand]
+    ) -> list[tuple[Gain | None, str]]:
+        """Of every layer the gain, or why it was not tried."""
+        reasons = [_cannot_grow(layer) for layer in self.model.plan.layers]
+        able = [layer for layer, reason in enumerate(reasons) if not reason]
+        # Where no demand was ever certain it is not a number, and comes last.
+        able.sort(key=lambda layer: -relative[layer].demand if math.isfinite(relative[layer].demand) else math.inf)
+        tried = sorted(able[: self.settings.layers])
+        confidence = _joint_confidence(len(tried))
+        gains: list[tuple[Gain | None, str]] = [
+            (None, reason or "its demand is smaller than that of the layers tried") for reason in reasons
+        ]
+        for layer in tried:
+            grown = self._losses_after_training(layer, gauges[layer].directions(0))
+            longer = self._losses_after_training(layer, None)
+            pairs = ((self.whole, grown), (self.whole, longer), (longer, grown))
+            gains[layer] = Gain(*(paired_difference(*pair, confidence) for pair in pairs)), ""
+        return gains
+
+    def _losses_after_training(self, layer: int, directions: tuple[Tensor, Tensor] | None) -> list[float]:
+        """Of a copy whose layer has another head, which alone is trained; or, without, whose heads are trained on."""
+        model = copy.deepcopy(self.model)
+        attention = model.stack[layer].attention
+        weights = attention.qkv.weight.detach(), attention.out.weight.detach()
+        masks = torch.ones_like(weights[0]), torch.ones_like(weights[1])
+        what = f"training the heads of layer {layer} further"
+        if directions is not None:
+            head = newborn_head(attention.layer, *weights, directions, self.settings.seed + layer)
+            nothing = torch.zeros_like(weights[0]), torch.zeros_like(weights[1])
+            masks = insert_head(attention.layer, *nothing, head.mapped(torch.ones_like))
+            add_head(model, None, AddHead(layer, head))
+            what = f"training another head in layer {layer}"
+        self._train(model, [attention.qkv.weight, attention.out.weight], masks, what)
+        return sequence_losses(model, self.held_out)
+
+    def _train(self, model: Model, weights: Sequence[Tensor], masks: Sequence[Tensor], what: str) -> None:
+        """Train what the masks let through of some weights, and nothing else."""
+        steps, rate = self.settings.steps, self.settings.rate
+        for parameter in model.parameters():
+            parameter.requires_grad_(any(parameter is weight for weight in weights))
+        optimizer = torch.optim.Adam(weights, rate)
+        for step, (tokens, labels) in enumerate(itertools.islice(self.training(), steps)):
+            self.report(what, step, steps)
+            for group in optimizer.param_groups:
+                group["lr"] = rate * (1 - step / steps)
+            gradients = torch.autograd.grad(model.loss(tokens, labels), weights)
+            for weight, gradient, mask in zip(weights, gradients, masks, strict=True):
+                weight.grad = gradient * mask  # Adam leaves alone what never had a gradient
+            optimizer.step()
+        self.report(what, steps, steps)
+
+    def _batches(self, what: str) -> Batches:
+        for number, batch in enumerate(itertools.islice(self.training(), self.settings.feeds)):
+            self.report(what, number, self.settings.feeds)
+            yield batch
+        self.report(what, self.settings.feeds, self.settings.feeds)
+
+
+@torch.no_grad()
+def sequence_losses(model: Model, batches: Iterable[Batch]) -> list[float]:
+    """The loss of every sequence by itself."""
+    return [loss for tokens, labels in batches for loss in _losses(model, tokens, labels).tolist()]
+
+
+def _losses(model: Model, tokens: Tensor, labels: Tensor) -> Tensor:
+    """The loss of each sequence of a batch, (B,); their mean is the model's loss on the batch."""
+    if isinstance(model, Classifier):
+        return cross_entropy(model.scores(tokens).float(), labels, model.class_weights, reduction="none")
+    pairs = zip(tokens, labels, strict=True)
+    if isinstance(model, Decoder):  # logits one sequence at a time: a whole batch of them may not fit
+        pairs = zip(model.hidden(tokens), labels, strict=True)
+        return torch.stack([cross_entropy(model.logits(hidden).float(), label) for hidden, label in pairs])
+    return torch.stack([model.loss(token[None], label[None]) for token, label in pairs])
+
+
+def _joint_confidence(count: int) -> float:
+    """Of each of `count` intervals, so that all hold at once with the confidence wanted (Bonferroni)."""
+    return 1 - (1 - CONFIDENCE) / max(1, count)
+
+
+def _cannot_grow(layer: LayerPlan) -> str:
+    """Why a layer cannot be given a head; empty if it can."""
+    try:
+        with_head(layer)
+    except InputError as error:
+        return str(error)
+    return ""
+
+
+@contextmanager
+def _writing(weight: Tensor, out: Tensor) -> Iterator[None]:
+    """Another output projection for a while."""
+    before = weight.detach().clone()
+    with torch.no_grad():
+        weight.copy_(out)
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            weight.copy_(before)

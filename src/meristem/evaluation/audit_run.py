@@ -1,0 +1,174 @@
+"""Everything that `meristem audit` measures about a run."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sys
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from meristem.data import LabelledData, TokenData, open_data, padded_length
+from meristem.errors import InputError
+from meristem.evaluation.audit import Audit, AuditSettings
+from meristem.evaluation.audit_model import Report, Training, audit_model
+from meristem.evaluation.audit_text import audit_text, verdict
+from meristem.evaluation.classification import spread_rows
+from meristem.evaluation.held_out import held_out_windows
+from meristem.growth.incrt import Incrt, IncrtState
+from meristem.growth.measuring import Batch, Batches
+from meristem.model import Classifier
+from meristem.training.checkpoint import checkpoint_name, read_json, write_atomically
+from meristem.training.devices import autocast, describe_device
+from meristem.training.run import LoadedRun, load_run
+from meristem.training.tasks import class_weights, make_task
+
+AUDIT_FILE = "audit.json"
+LINE_SECONDS = 5.0
+
+
+@dataclass(frozen=True)
+class RunAudit:
+    """The audit of a run's newest checkpoint."""
+
+    run: str
+    step: int
+    data: str
+    device: str
+    audit: Audit
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON, which knows no NaN: None where a number is not finite."""
+        return {
+            "run": self.run, "step": self.step, "data": self.data, "device": self.device, **self.audit.to_dict(),
+            "verdict": verdict(self.audit),
+        }  # fmt: skip
+
+    def __str__(self) -> str:
+        facts = f"held-out loss {self.audit.loss:.4f} over {self.audit.sequences} sequences of {self.data}"
+        return f"{self.run}, step {self.step}: {facts}\n{audit_text(self.audit)}"
+
+
+def audit_run(
+    run: str | Path,
+    settings: AuditSettings = AuditSettings(),  # noqa: B008  (immutable)
+    *,
+    sequences: int = 256,
+    data: Path | None = None,
+    device: str = "auto",
+    report: Report = lambda what, done, total: None,
+) -> RunAudit:
+    """Audit a run on `sequences` held-out windows or rows of its own data, or of other data that was made alike.
+
+    Nothing of the run changes; what was found is written to `audit.json` beside its other files.
+    """
+    if sequences < 2:
+        raise InputError("sequences", sequences, "must be at least 2")
+    loaded = load_run(run, device=device, report=lambda text: print(text, file=sys.stderr))
+    source = Path(loaded.config.data.path) if data is None else data
+    opened = _opened(loaded, source)
+    if isinstance(loaded.model, Classifier) and isinstance(opened, LabelledData):
+        weights = class_weights(opened.split("train"), loaded.config.data.class_weights, len(opened.index.classes))
+        loaded.model.class_weights = None if weights is None else weights.to(loaded.device)
+    policy, start = _policy(loaded)
+    held_out = _held_out(loaded, opened, sequences)
+    with autocast(loaded.device):
+        audit = audit_model(
+            loaded.model, _training(loaded, opened), held_out, settings, policy=policy, start=start, report=report
+        )
+    predicted = _predicted(loaded)
+    layers = tuple(replace(layer, predicted=heads) for layer, heads in zip(audit.layers, predicted, strict=True))
+    place = describe_device(loaded.device)
+    result = RunAudit(str(run), loaded.step, str(source), place, replace(audit, layers=layers))
+    text = json.dumps(result.to_dict(), indent=1, allow_nan=False) + "\n"
+    write_atomically(loaded.folder.path / AUDIT_FILE, text)
+    return result
+
+
+def printed_progress() -> Report:
+    """Tells the standard error how far an audit is: when a part of it begins, and then every few seconds."""
+    part, said = "", 0.0
+
+    def report(what: str, done: int, total: int) -> None:
+        nonlocal part, said
+        if what != part or time.monotonic() - said >= LINE_SECONDS:
+            part, said = what, time.monotonic()
+            print(f"{what}: {done} of {total}", file=sys.stderr, flush=True)
+
+    return report
+
+
+def _opened(loaded: LoadedRun, source: Path) -> TokenData | LabelledData:
+    """The data, which must be such as the run's own."""
+    data = open_data(source)
+    if isinstance(data, TokenData) != (loaded.model.plan.classes is None):
+        kinds = ("text", "a classifier") if isinstance(data, TokenData) else ("labelled rows", "a language model")
+        raise InputError("data", str(source), f"is {kinds[0]}, and this run is of {kinds[1]}")
+    if isinstance(data, TokenData):
+        if data.index.tokenizer.digest != loaded.tokenizer.digest:
+            raise InputError("data", str(source), "was made with another tokenizer than this run's")
+    elif data.recipe.digest != loaded.recipe.digest:
+        raise InputError("data", str(source), "was made with other classes or another vocabulary than this run's")
+    return data
+
+
+def _training(loaded: LoadedRun, data: TokenData | LabelledData) -> Training:
+    """What the run would go on with, in batches that fit."""
+    config = loaded.config
+    size = config.train.micro_batch or config.train.batch_size
+    smaller = replace(config, train=replace(config.train, batch_size=size, micro_batch=None))
+    task = make_task(smaller, loaded.model.plan, data, fixed=False)
+    first = loaded.step * config.train.batch_size // size
+
+    def batches() -> Batches:
+        for step in itertools.count(first):
+            tokens, labels = task.batch(step, 0, 1)
+            yield torch.from_numpy(tokens).to(loaded.device), torch.from_numpy(labels).to(loaded.device)
+
+    return batches
+
+
+def _held_out(loaded: LoadedRun, data: TokenData | LabelledData, sequences: int) -> list[Batch]:
+    """So many held-out windows or rows, or all if there are fewer."""
+    context, size, device = loaded.model.plan.context, loaded.config.eval.batch, loaded.device
+    if isinstance(data, TokenData):
+        windows = held_out_windows(data.split("held_out"), context, sequences).to(device)
+        return [(part[:, :-1], part[:, 1:]) for part in windows.split(size)]
+    rows = data.split("held_out")
+    chosen = spread_rows(len(rows), sequences)
+    chosen = chosen[np.argsort(rows.lengths[chosen], kind="stable")]  # those of about the same length share a batch
+    parts = [chosen[start : start + size] for start in range(0, len(chosen), size)]
+    return [
+        (
+            torch.from_numpy(rows.padded(part, padded_length(rows.lengths[part], context))).to(device),
+            torch.from_numpy(rows.labels[part]).to(device),
+        )
+        for part in parts
+    ]
+
+
+def _policy(loaded: LoadedRun) -> tuple[Incrt, IncrtState | None]:
+    """When a demand is certain and large; and, if the run grew by demand, how large it was in every layer."""
+    config = loaded.config
+    if config.growth.policy != "incrt" or config.incrt.criterion != "demand":
+        return Incrt(), None
+    policy = config.incrt.policy(config.train.steps)
+    assert isinstance(policy, Incrt)
+    state = read_json(loaded.folder.checkpoints / checkpoint_name(loaded.step) / "state.json")
+    return policy, IncrtState.from_dict(state["growth"]["heads"]["criterion"]["state"])
+
+
+def _predicted(loaded: LoadedRun) -> list[dict[str, float] | None]:
+    """How many heads the run let one expect when it first knew, of every layer; None if it did not say."""
+    layers = len(loaded.model.plan.layers)
+    for entry in loaded.folder.read(loaded.folder.events):
+        # Before the threshold is known there is nothing to count against.
+        known = [value is not None for value in entry.get("threshold", ())]
+        if len(entry.get("predicted_heads", ())) == len(known) == layers and all(known):
+            return list(entry["predicted_heads"])
+    return [None] * layers

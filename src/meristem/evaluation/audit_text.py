@@ -1,0 +1,169 @@
+"""An audit in words: two tables, and what may be said about the model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from meristem.comparison import PairedDifference
+from meristem.evaluation.audit import CONFIDENCE, Audit, HeadFinding, LayerFinding
+
+NAMED = 8  # heads or layers that a sentence lists
+
+
+def audit_text(audit: Audit) -> str:
+    """Tables and verdict, for the terminal."""
+    return "\n".join([*_head_lines(audit), *_layer_lines(audit), _intervals(audit), *verdict(audit)])
+
+
+def verdict(audit: Audit) -> list[str]:
+    """Whether the model is minimal and whether it is sufficient, in a line each that claims no more than is shown."""
+    return [
+        f"minimal: {audit.minimal}. {' '.join(_minimal_sentences(audit))}",
+        f"sufficient: {audit.sufficient}. {' '.join(_sufficient_sentences(audit))}",
+    ]
+
+
+# --- tables ----------------------------------------------------------------------------------------------------------
+
+
+def _head_lines(audit: Audit) -> list[str]:
+    lines = [
+        "Every head: the rise of the held-out loss without it, in %",
+        f"layer  head  {'switched off':<25}  {'others in its place':<25}  matters",
+    ]
+    for head in audit.heads:
+        replaced = "(there is no other)" if audit.is_only(head) else _percent(audit, head.replaced)
+        columns = f"{_percent(audit, head.off):<25}  {replaced:<25}"
+        lines.append(f"{head.layer:>5}  {head.head:>4}  {columns}  {audit.matters(head)}")
+    return lines
+
+
+def _layer_lines(audit: Audit) -> list[str]:
+    lines = [
+        "Every layer: the demand left, of the largest there was; the fall of the loss with another head, in %",
+        "layer  heads  predicted  demand  noise  threshold"
+        f"  {'another head':<25}  {'further training':<25}  wants more",
+    ]
+    for layer in audit.layers:
+        demand = "  ".join(
+            f"{_number(value):>{width}}"
+            for value, width in ((layer.demand.demand, 6), (layer.demand.noise, 5), (layer.demand.threshold, 9))
+        )
+        gain = layer.gain
+        gains = ("not tried", "") if gain is None else (_percent(audit, gain.head), _percent(audit, gain.further))
+        lines.append(
+            f"{layer.layer:>5}  {layer.heads:>5}  {_predicted(layer.predicted):>9}  {demand}  "
+            f"{gains[0]:<25}  {gains[1]:<25}  {audit.wants_more(layer)}"
+        )
+    return lines
+
+
+def _intervals(audit: Audit) -> str:
+    tried = sum(layer.gain is not None for layer in audit.layers)
+    counts = [_counted(len(audit.heads), "head"), *([f"{_counted(tried, 'layer')} tried"] if tried else [])]
+    of = "the loss" if audit.unit == audit.loss else f"{audit.unit:g}, as the loss is smaller"
+    return (
+        f"Shares of {of}. Intervals of {100 * CONFIDENCE:g} % over {audit.sequences} sequences, corrected for "
+        f"{' and for '.join(counts)} (Bonferroni)."
+    )
+
+
+# --- verdict ---------------------------------------------------------------------------------------------------------
+
+
+def _minimal_sentences(audit: Audit) -> list[str]:
+    spare, unsure = ([h for h in audit.heads if audit.matters(h) == answer] for answer in ("no", "not shown"))
+    said = []
+    if spare:
+        most = max(head.replaced.high for head in spare)
+        said.append(
+            f"Not needed{', each by itself' if len(spare) > 1 else ''}: {_heads(spare)}. With the others in its place "
+            f"the loss rises by {_share(audit, max(most, 0.0))} % at most."
+        )
+    if unsure:
+        said.append(f"Not shown to matter, as the interval includes 0: {_heads(unsure)}.")
+    if not said:
+        least = min(audit.heads, key=lambda head: head.replaced.mean)
+        rise = f"{_percent(audit, least.replaced)} %"
+        if len(audit.heads) == 1:
+            return [f"Without the only head the loss rises by {rise}."]
+        said.append(
+            f"Without any of the {len(audit.heads)} heads the loss rises, even with others in its place; least for "
+            f"{_heads([least])}: {rise}."
+        )
+    return said
+
+
+def _sufficient_sentences(audit: Audit) -> list[str]:
+    steps, bound = audit.settings.steps, f"the threshold of {_share(audit, audit.threshold)} %"
+    said = []
+    for layer in audit.layers:
+        if layer.gain is None or audit.wants_more(layer) == "no":
+            continue
+        head, further = (_percent(audit, gain) for gain in (layer.gain.head, layer.gain.further))
+        gained = f"In layer {layer.layer} another head, trained for {steps} updates, gains {head} %"
+        if audit.wants_more(layer) == "yes":
+            said.append(f"{gained}, and further training of those there are {further} %.")
+        elif layer.gain.head.low > audit.threshold:
+            said.append(f"{gained}, but further training of those there are, {further} %, may gain as much.")
+        else:
+            said.append(f"{gained}, which may be above or below {bound}.")
+    enough = [layer for layer in audit.layers if audit.wants_more(layer) == "no"]
+    if enough:
+        most = max(layer.gain.head.high for layer in enough if layer.gain is not None)
+        said.append(
+            f"In {_layers(enough)} another head, trained for {steps} updates, gains {_share(audit, max(most, 0.0))} % "
+            f"at most, less than {bound}."
+        )
+    for reason in dict.fromkeys(layer.untried for layer in audit.layers if layer.untried):
+        same = [layer for layer in audit.layers if layer.untried == reason]
+        said.append(f"Another head in {_layers(same)} was not tried: {reason}.")
+    asking = [layer for layer in audit.layers if layer.asks]
+    if asking:
+        said.append(f"The demand of {_layers(asking)} is certain and above its threshold.")
+    unknown = [layer for layer in audit.layers if not math.isfinite(layer.demand.demand)]
+    if unknown:
+        said.append(f"No demand was certain in {_layers(unknown)}, now or at the start.")
+    return said
+
+
+# --- words -----------------------------------------------------------------------------------------------------------
+
+
+def _heads(heads: Sequence[HeadFinding]) -> str:
+    return _listed([f"head {head.head} of layer {head.layer}" for head in heads])
+
+
+def _layers(layers: Sequence[LayerFinding]) -> str:
+    return f"layer{'' if len(layers) == 1 else 's'} {_listed([str(layer.layer) for layer in layers])}"
+
+
+def _listed(names: Sequence[str]) -> str:
+    rest = len(names) - NAMED
+    return ", ".join(names) if rest <= 0 else f"{', '.join(names[:NAMED])} and {rest} more"
+
+
+def _counted(count: int, name: str) -> str:
+    return f"{count} {name}{'' if count == 1 else 's'}"
+
+
+def _share(audit: Audit, difference: float) -> str:
+    """A difference of losses in percent."""
+    return f"{100 * difference / audit.unit:.3g}"
+
+
+def _percent(audit: Audit, difference: PairedDifference) -> str:
+    """Mean and interval in percent."""
+    values = [100 * value / audit.unit for value in (difference.mean, difference.low, difference.high)]
+    mean, low, high = (f"{value:+.{3 if abs(value) < 1 else 1}f}" for value in values)
+    return f"{mean} [{low}, {high}]"
+
+
+def _predicted(heads: Mapping[str, float] | None) -> str:
+    """The count, and the estimate."""
+    return "-" if heads is None else f"{heads['count']:.0f} ({heads['estimate']:.1f})"
+
+
+def _number(value: float) -> str:
+    return f"{value:.3f}" if math.isfinite(value) else "-"
