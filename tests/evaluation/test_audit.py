@@ -20,11 +20,16 @@ from commands import Call
 from meristem.comparison import PairedDifference, paired_difference
 from meristem.data import ByteTokenizer, LabelledData, prepare
 from meristem.errors import InputError, RunError
+from meristem.evaluation import audit_model as audit_model_module
 from meristem.evaluation.audit import Audit, AuditSettings, Gain, HeadFinding, LayerFinding
 from meristem.evaluation.audit_model import audit_model, sequence_losses
 from meristem.evaluation.audit_run import AUDIT_FILE, audit_run
 from meristem.evaluation.audit_text import audit_text, verdict
+from meristem.growth.edits import RemoveHead
+from meristem.growth.heads import head_of
 from meristem.growth.incrt import Incrt, IncrtState, LayerDemand, RelativeDemand
+from meristem.growth.measuring import head_moments
+from meristem.growth.surgery import Model, remove_head
 from meristem.model import Classifier, Decoder
 from meristem.plan import LayerPlan, Loop, Plan
 from meristem.synthetic.student import Student
@@ -306,6 +311,52 @@ def test_layers_of_all_kinds_and_nothing_changes(classes: int | None) -> None:
     assert audit.sufficient != "yes"
     again = audit_model(model, lambda: itertools.cycle(batches), batches[:2], settings)
     assert json.dumps(again.to_dict()) == json.dumps(audit.to_dict())
+
+
+def test_heads_are_left_out_as_they_say() -> None:
+    """Both ways, computed anew: the regression is learnt on training batches, the interval is for two heads."""
+    plan = small_plan(LayerPlan(2, 8, 2))
+    model, batches = Decoder(plan, 3), random_batches(plan)
+    held_out, training = batches[:2], batches[2:]
+    audit = audit_model(model, lambda: iter(training), held_out, AuditSettings(feeds=2, layers=0))
+    whole = sequence_losses(model, held_out)
+    (moments,) = head_moments(model, training)
+    weight = model.stack[0].attention.out.weight
+    original = weight.detach().clone()
+    for found in audit.heads:
+        off = original.clone()
+        off[:, 8 * found.head : 8 * found.head + 8] = 0
+        for written, expected in ((off, found.off), (moments.folded(original, found.head), found.replaced)):
+            with torch.no_grad():
+                weight.copy_(written)
+            assert paired_difference(sequence_losses(model, held_out), whole, 0.975) == expected
+            with torch.no_grad():
+                weight.copy_(original)
+    assert audit.heads[0].off != audit.heads[0].replaced
+
+
+def test_nothing_but_the_new_head_is_trained(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured: list[Model] = []
+
+    def noted(model: Model, batches: Sequence[tuple[Tensor, Tensor]]) -> list[float]:
+        measured.append(model)
+        return sequence_losses(model, batches)
+
+    monkeypatch.setattr(audit_model_module, "sequence_losses", noted)
+    plan = small_plan(LayerPlan(2, 8, 2), LayerPlan(2, 4, 1))
+    model, batches = Decoder(plan, 3), random_batches(plan)
+    audit_model(model, lambda: itertools.cycle(batches), batches, AuditSettings(feeds=2, steps=3))
+    found = list(dict.fromkeys(id(part) for part in measured))
+    copies = [next(part for part in measured if id(part) == number) for number in found if number != id(model)]
+    grown = [part for part in copies if part.plan != plan]
+    assert [part.plan.heads for part in copies] == [(3, 2), (2, 2), (2, 3), (2, 2)]
+    for layer, part in enumerate(grown):
+        assert isinstance(part, Decoder)
+        newborn = part.stack[layer].attention
+        weights = (newborn.qkv.weight.detach(), newborn.out.weight.detach())
+        assert bool(head_of(newborn.layer, *weights, 2).out.all())
+        remove_head(part, None, RemoveHead(layer, 2))
+        torch.testing.assert_close(part.state_dict(), model.state_dict(), rtol=0, atol=0)
 
 
 def test_only_the_layers_that_ask_most_are_tried() -> None:
