@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
-from meristem.errors import RunError
-from meristem.growth import Grower, Sgt
+from meristem.errors import InputError, RunError
+from meristem.growth import Grower, Incrt, Sgt
 from meristem.hub import GrowthCallback
 from meristem.model import Decoder
 from meristem.plan import Plan
@@ -147,3 +147,9 @@ def test_without_transformers_the_extra_is_named() -> None:
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert result.returncode == 1
     assert "transformers is not installed; install it with: pip install 'meristem[hf]'" in result.stderr
+
+
+def test_heads_that_come_and_go_are_refused() -> None:
+    model = Decoder(Plan.uniform(layers=2, width=16, heads=2, vocabulary=64, context=8, feed_forward=16))
+    with pytest.raises(InputError, match="policy = 'Incrt': exchanges parameters"):
+        GrowthCallback(Grower(model, policy=Incrt()))

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
-from meristem.errors import RunError, missing_extra
+from meristem.errors import InputError, RunError, missing_extra
 from meristem.growth import Grower
 from meristem.training.checkpoint import read_json, write_atomically
 from meristem.training.display import describe_growth
@@ -34,6 +34,9 @@ class GrowthCallback(TrainerCallback):  # type: ignore[misc]  # has no types
     """
 
     def __init__(self, grower: Grower) -> None:
+        if grower.heads is not None:
+            expected = "exchanges parameters, which a Trainer would not follow; use meristem train or your own loop"
+            raise InputError("policy", type(grower.heads.policy).__name__, expected)
         self.grower = grower
         self.events: list[dict[str, Any]] = []
         self.observations: list[dict[str, Any]] = []
