@@ -30,6 +30,10 @@ class LoopedHeads(NamedTuple):
     qkv: Tensor
     out: Tensor
 
+    @property
+    def heads(self) -> int:
+        return self.out.shape[1]
+
     def gated_out(self, gates: Tensor | None) -> Tensor:
         """The output projection (d, heads e), each head multiplied by its gate (heads,) if there are gates."""
         return (self.out if gates is None else self.out * gates[:, None]).flatten(1)
@@ -73,15 +77,22 @@ class Attention(nn.Module):
         out = self.out.weight.unflatten(1, (-1, dim)).index_select(1, self.looped_queries)
         return LoopedHeads(qkv.flatten(0, 1), out)
 
-    def project(self, x: Tensor, rotary: RotaryPair) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys (both turned to their positions) and values, each (B, its heads, T, head dim)."""
-        queries, keys, values = project_heads(
-            x, self.qkv.weight, *rotary, heads=self.layer.heads, kv_heads=self.layer.kv_heads
-        )
-        return queries.transpose(1, 2), keys.transpose(1, 2), values.transpose(1, 2)
+    def project(
+        self, x: Tensor, rotary: RotaryPair, looped: LoopedHeads | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys (both turned to their positions) and values, each (B, its heads, T, head dim).
+
+        Of all heads, or of the looped ones if these are given.
+        """
+        if looped is None:
+            parts = project_heads(x, self.qkv.weight, *rotary, heads=self.layer.heads, kv_heads=self.layer.kv_heads)
+        else:
+            parts = project_heads(x, looped.qkv, *rotary, heads=looped.heads, kv_heads=looped.heads)
+        queries, keys, values = (part.transpose(1, 2) for part in parts)
+        return queries, keys, values
 
     def forward(self, x: Tensor, rotary: RotaryPair, **view: Any) -> Tensor:
-        """Attention over x with all heads; `view` as in `attend`."""
+        """Attention over x with all heads; `view` as in `mix`, or a `watch`."""
         return self.attend(*self.project(x, rotary), self.out.weight, **view)
 
     def attend(
@@ -91,23 +102,44 @@ class Attention(nn.Module):
         values: Tensor,
         out: Tensor,
         *,
+        watch: HeadsWatch | None = None,
+        **view: Any,
+    ) -> Tensor:
+        """What the given heads, each (B, heads, T, head dim), write, (B, T, d); `view` as in `mix`.
+
+        `out` is (d, heads e).
+        """
+        mixed = self.mix(queries, keys, values, **view)
+        result = linear(mixed.transpose(1, 2).flatten(2), out)
+        if watch is not None:
+            watch(queries, keys, mixed, result)
+        return result
+
+    def read(self, queries: Tensor, keys: Tensor, values: Tensor, **view: Any) -> Tensor:
+        """What heads (B, T, heads, head dim) read, in the same shape; `view` as in `mix`."""
+        return self.mix(queries.transpose(1, 2), keys.transpose(1, 2), values.transpose(1, 2), **view).transpose(1, 2)
+
+    def mix(
+        self,
+        queries: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        *,
         causal: bool = True,
         mask: Tensor | None = None,
         cache: CacheSlot | None = None,
         start: int = 0,
-        watch: HeadsWatch | None = None,
     ) -> Tensor:
         """What the given heads, each (B, heads, T, head dim), read, also from what the cache holds before `start`.
 
-        `mask` (B or 1, 1, T, S) replaces `causal`; `out` (d, heads e) writes the result, (B, T, d).
+        `mask` (B or 1, 1, T, S) replaces `causal`.
         """
-        new_keys = keys
         if cache is not None:
             keys, values = cache.append(start, keys, values)
         # The fixed kernel is the training one, causal or with an encoder's mask; decoding may ask for more than it can.
         fixed = self.backend if cache is None and (mask is None or not causal) else None
         with nullcontext() if fixed is None else sdpa_kernel(BACKENDS[fixed]):
-            mixed = scaled_dot_product_attention(
+            return scaled_dot_product_attention(
                 queries,
                 keys,
                 values,
@@ -115,7 +147,3 @@ class Attention(nn.Module):
                 is_causal=causal and mask is None,
                 enable_gqa=queries.shape[1] != keys.shape[1],
             )
-        result = linear(mixed.transpose(1, 2).flatten(2), out)
-        if watch is not None:
-            watch(queries, new_keys, mixed, result)
-        return result

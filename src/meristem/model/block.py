@@ -9,10 +9,11 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import linear
 
 from meristem.model.attention import Attention
 from meristem.model.cache import CacheSlot
-from meristem.model.fused import add_norm, norm_project_heads, swiglu_linear
+from meristem.model.fused import add_norm, follow_heads, gated, gated_linear, norm_project_heads, swiglu_linear
 from meristem.model.rotary import RotaryPair
 from meristem.plan import LayerPlan
 
@@ -37,14 +38,14 @@ PassWatch = Callable[[int, Pass], None]  # called with the number of the pass, 0
 
 
 class Norm(nn.Module):
-    """RMSNorm of the residual stream after a branch is added to it; returns the new stream and its norm."""
+    """RMSNorm of the residual stream after a branch, or two, are added to it; returns the new stream and its norm."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(width))
 
-    def forward(self, x: Tensor, branch: Tensor) -> tuple[Tensor, Tensor]:
-        return add_norm(x, branch, self.weight, NORM_EPS)
+    def forward(self, x: Tensor, branch: Tensor, second: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        return add_norm(x, branch, self.weight, NORM_EPS, second)
 
     def reset_parameters(self) -> None:
         nn.init.ones_(self.weight)
@@ -90,21 +91,53 @@ class Block(nn.Module):
         """Attention over all heads, then again over the looped ones, which read the stream as it is by then.
 
         `gates` (passes, heads) are the strengths of the loops, 1 if not given; `slots` has a cache for each pass;
-        `watch` is shown each of them; `view` says what the tokens may see (see `Attention.attend`).
+        `watch` is shown each of them; `view` says what the tokens may see (see `Attention.mix`).
         """
-        attention, gain = self.attention, self.attention_norm.weight
-        looped = attention.looped_heads() if attention.passes else None
         x, normed = self.attention_norm(x, branch)
-        branch = attention(normed, rotary, **_around(0, x, slots, watch), **view)
-        for number in range(1, 1 + attention.passes):
-            assert looped is not None
-            count = looped.out.shape[1]
-            x, *parts = norm_project_heads(x, branch, gain, looped.qkv, *rotary, heads=count, eps=NORM_EPS)
-            queries, keys, values = (part.transpose(1, 2) for part in parts)
-            out = looped.gated_out(None if gates is None else gates[number - 1])
-            branch = attention.attend(queries, keys, values, out, **_around(number, x, slots, watch), **view)
-        x, normed = self.feed_forward_norm(x, branch)
+        branch = self.attention(normed, rotary, **_around(0, x, slots, watch), **view)
+        stream: tuple[Tensor, ...] = (x, branch)
+        if self.attention.passes and slots is None and watch is None:
+            stream = self._loops(x, branch, rotary, gates, **view)
+        elif self.attention.passes:
+            stream = self._loops_one_by_one(x, branch, rotary, gates, slots, watch, **view)
+        x, normed = self.feed_forward_norm(*stream)
         return x, self.feed_forward(normed)
+
+    def _loops_one_by_one(
+        self, x: Tensor, branch: Tensor, rotary: RotaryPair, gates: Tensor | None,
+        slots: Sequence[CacheSlot] | None, watch: PassWatch | None, **view: Any,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """The extra passes as they are defined, for those who have to see each of them; x and branch after the last."""
+        attention, looped = self.attention, self.attention.looped_heads()
+        for number in range(1, 1 + attention.passes):
+            x, normed = self.attention_norm(x, branch)
+            out = looped.gated_out(None if gates is None else gates[number - 1])
+            queries, keys, values = attention.project(normed, rotary, looped)
+            branch = attention.attend(queries, keys, values, out, **_around(number, x, slots, watch), **view)
+        return x, branch
+
+    def _loops(
+        self, x: Tensor, branch: Tensor, rotary: RotaryPair, gates: Tensor | None, **view: Any
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The same passes without a stream between them: x, branch, and what all of them together add to these two.
+
+        The first one reads the stream, and what the others would read there follows from what was added since.
+        """
+        attention, looped = self.attention, self.attention.looped_heads()
+        strengths = [None if gates is None else gates[number] for number in range(attention.passes)]
+        out, weight = looped.out.flatten(1), looped.qkv * self.attention_norm.weight
+        if attention.passes > 1:
+            weight = torch.cat((weight, out.T))
+        x, branch, *parts = norm_project_heads(x, branch, weight, *rotary, heads=looped.heads, eps=NORM_EPS)
+        read = attention.read(*parts[:3], **view)
+        if attention.passes == 1:
+            return x, branch, gated_linear(read, strengths[0], out)
+        packed, scale = parts[3:]
+        read, step = gated(read, strengths[0]), out.T @ weight.T
+        for strength in strengths[1:]:
+            later = follow_heads(packed, scale, read, step, *rotary, eps=NORM_EPS, width=x.shape[-1])
+            read = read + gated(attention.read(*later, **view), strength)
+        return x, branch, linear(read.flatten(2).to(packed.dtype), out)
 
     def attention_input(self, stream: Tensor) -> Tensor:
         """What the attention reads of a stream (B, T, d)."""
