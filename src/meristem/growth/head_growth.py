@@ -139,7 +139,7 @@ class HeadGrowth:
     def _bear(self, layer: int) -> None:
         """A head that looks for what is asked for, half of it at random, and writes nothing yet."""
         attention = self.model.stack[layer].attention
-        seed = random.Random(f"{self.policy.seed}-{self.done}-{layer}").getrandbits(63)
+        seed = random.Random(f"{self.policy.seed}-{self.done}-{layer}").getrandbits(32)
         weights = attention.qkv.weight.detach(), attention.out.weight.detach()
         head = newborn_head(attention.layer, *weights, self.criterion.directions(layer), seed)
         add_head(self.model, self.optimizer, AddHead(layer, head))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -43,7 +44,7 @@ class Task:
 
     def batch(self, sequences: int, number: int) -> tuple[Tensor, Tensor]:
         """The tokens and targets of batch `number`; the same ones whenever it is asked for."""
-        generator = torch.Generator().manual_seed((self.seed << 32) + number + 1)
+        generator = self._generator(f"batch {number}")
         tokens = torch.randn(sequences, self.length, self.width, generator=generator)
         return tokens, self._targets(tokens, generator) / self._size
 
@@ -57,14 +58,18 @@ class Task:
         scores = SHARPNESS * torch.einsum("bih,bjh->bhij", tokens @ looking, tokens @ seen)
         return torch.einsum("bhij,bjh,dh->bid", scores.softmax(-1), tokens @ read, written)
 
+    def _generator(self, purpose: str) -> torch.Generator:
+        # A generator of torch looks at 32 bits of its seed only: seeds that are put together bit by bit would be equal.
+        return torch.Generator().manual_seed(random.Random(f"{self.seed}, {purpose}").getrandbits(32))
+
     @cached_property
     def _directions(self) -> Tensor:
         """Orthonormal columns, (width, width)."""
-        generator = torch.Generator().manual_seed(self.seed << 32)
+        generator = self._generator("directions")
         return torch.linalg.qr(torch.randn(self.width, self.width, generator=generator))[0]
 
     @cached_property
     def _size(self) -> Tensor:
-        generator = torch.Generator().manual_seed((self.seed << 32) + 2**31)
+        generator = self._generator("size")
         tokens = torch.randn(2048, self.length, self.width, generator=generator)
         return self._targets(tokens, generator).square().sum(-1).mean().sqrt()
