@@ -104,13 +104,14 @@ class Incrt:
     def predicted(self, spectrum: Sequence[float]) -> dict[str, float]:
         """How many heads the singular values of the first demand, the largest first, let one expect.
 
-        `count` are those above the threshold, `estimate` is their intrinsic dimension times the log of the range.
+        `count` are those above the threshold, `estimate` is their intrinsic dimension times the log of the range. What
+        is no larger than the most negative one is noise, which has either sign (see `DemandGauge.spectra`).
         """
-        largest = max(spectrum, default=0.0)
-        if not largest > 0:
+        largest, noise = max(spectrum, default=0.0), max(0.0, -min(spectrum, default=0.0))
+        if not largest > noise:
             return {"count": 0, "estimate": 0.0}
-        count = sum(value > self.share * largest for value in spectrum)
-        return {"count": count, "estimate": max(1.0, sum(spectrum) / largest) * math.log(1 / self.share)}
+        clear = [value / largest for value in spectrum if value > noise]
+        return {"count": sum(v > self.share for v in clear), "estimate": sum(clear) * math.log(1 / self.share)}
 
     def calibrated(self, state: IncrtState, readings: Sequence[DemandReading]) -> IncrtState:
         """With the demand that was measured while the attention of the model had no output."""
