@@ -18,9 +18,9 @@
   differences of the aligned nucleotides. The validation rows are those of `grouped`.
 
 Beside each whole file stand `SPLIT-label.jsonl` and `SPLIT-clade.jsonl`, which hold the rows of the classes that the
-two tasks are about and nothing else. The other commands add a line with a result to `--out`. Every setting (the kind of
-features, the strength of the penalty) is chosen by cross-validation within the training rows; what is reported is seen
-once.
+two tasks are about and nothing else. The other commands add a line with a result to `--out`. Settings (the kind of
+features, the strength of the penalty) are chosen by cross-validation within the training rows, never by the rows that
+are reported.
 """
 
 from __future__ import annotations
@@ -578,7 +578,7 @@ def run_frozen(options: argparse.Namespace) -> None:
     model, tokenizer = load_encoder(options.max_length)
     vectors = embed(model, [item.ids for item in tokenizer.encode_batch(texts)])
     embedded = time.process_time()
-    middle, scale = vectors.mean(axis=0), vectors.std(axis=0)
+    middle, scale = vectors.mean(axis=0), np.maximum(vectors.std(axis=0), 1e-3)  # three dimensions are dead
     vectors = (vectors - middle) / scale
     scores = {c: cross_validate(vectors, labels, groups, c, 3, whole) for c in (0.001, 0.01, 0.1, 1.0)}
     penalty = max(scores, key=lambda value: scores[value])
