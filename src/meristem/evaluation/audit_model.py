@@ -111,17 +111,17 @@ class _Auditor:
         state = self.policy.start(len(gauges)) if start is None else start
         if not all(layer.largest for layer in state.layers):
             with silenced(self.model):
-                silent = self._fed("measuring the demand without attention")
+                silent = self._fed("measuring the demand without attention", self.policy.calibration)
             measured = self.policy.calibrated(state, [gauge.readings()[0] for gauge in silent])
             pairs = zip(state.layers, measured.layers, strict=True)
             state = IncrtState(tuple(known if known.largest else new for known, new in pairs))
         return gauges, self.policy.relative(self.policy.calibrated(state, readings), readings)
 
-    def _fed(self, what: str) -> list[DemandGauge]:
-        """A gauge for each layer, as layers may have heads of different sizes."""
+    def _fed(self, what: str, most: int | None = None) -> list[DemandGauge]:
+        """A gauge for each layer, as layers may have heads of different sizes, that has seen `most` batches or all."""
         plan, place = self.model.plan, gauge_place(self.model)
         gauges = [DemandGauge(1, plan.width, layer.head_dim, seed=self.settings.seed, **place) for layer in plan.layers]
-        for tokens, labels in self._batches(what):
+        for tokens, labels in self._batches(what, most):
             loss, seen = look(self.model, tokens, labels)
             if not bool(loss.isfinite()):  # it would stay in the sums for good
                 continue
@@ -187,11 +187,12 @@ class _Auditor:
             optimizer.step()
         self.report(what, steps, steps)
 
-    def _batches(self, what: str) -> Batches:
-        for number, batch in enumerate(itertools.islice(self.training(), self.settings.feeds)):
-            self.report(what, number, self.settings.feeds)
+    def _batches(self, what: str, most: int | None = None) -> Batches:
+        count = self.settings.feeds if most is None else min(most, self.settings.feeds)
+        for number, batch in enumerate(itertools.islice(self.training(), count)):
+            self.report(what, number, count)
             yield batch
-        self.report(what, self.settings.feeds, self.settings.feeds)
+        self.report(what, count, count)
 
 
 @torch.no_grad()
