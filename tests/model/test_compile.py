@@ -12,8 +12,9 @@ from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from meristem.model import Decoder
+from meristem.plan import Gates
 
-from .helpers import lively, needs_gpu, random_tokens, relative_error, small_plan
+from .helpers import lively, looped, needs_gpu, random_tokens, relative_error, small_plan
 
 
 @pytest.fixture(autouse=True)
@@ -40,9 +41,12 @@ needs_compiler = pytest.mark.skipif(not shutil.which("g++"), reason="inductor ne
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=[pytest.mark.slow, needs_compiler])])
-def test_oracle_17_compiled_equals_eager(backend: str) -> None:
+@pytest.mark.parametrize("grown", [False, True], ids=["plain", "with loops"])
+def test_oracle_17_compiled_equals_eager(backend: str, grown: bool) -> None:
     """One graph without breaks, loss and gradients included; a second batch compiles nothing."""
     plan = small_plan(kv_group=2)
+    if grown:
+        plan = looped(plan, {1: ((3, 0), 1), 2: ((2, 3), 2), 4: ((5, 4, 11), 3)}, Gates(passes=3, heads=4))
     model = lively(plan)
     graphs = counter(backend)
     compiled = torch.compile(model, fullgraph=True, dynamic=False, backend=graphs)
@@ -71,8 +75,11 @@ def test_oracle_17_blocks_compile_once_per_head_dim() -> None:
 
 @needs_gpu
 @pytest.mark.gpu
-def test_oracle_17_compiled_equals_eager_on_the_gpu() -> None:
+@pytest.mark.parametrize("grown", [False, True], ids=["plain", "with loops"])
+def test_oracle_17_compiled_equals_eager_on_the_gpu(grown: bool) -> None:
     plan = small_plan(kv_group=2, context=256)
+    if grown:
+        plan = looped(plan, {1: ((3, 0), 1), 2: ((2, 3), 2), 4: ((5, 4, 11), 3)}, Gates(passes=3, heads=4))
     model = Decoder(plan).cuda()
     model.use_attention(torch.device("cuda"), torch.bfloat16)
     tokens = random_tokens(plan, batch=4).cuda()

@@ -338,6 +338,7 @@ def narrow_backward_kernels(
     total_grad: Tensor, unit: Tensor, scale: Tensor, inner: Tensor, heads_grad: Tensor, weight: Tensor,
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    product = heads_grad @ weight if PRODUCT_APART else None
     weight_grad = torch.empty_like(weight)
     here = torch.cuda.current_stream()
     aside = _second_stream(total_grad.device) if WEIGHTS_ASIDE else here
@@ -345,12 +346,12 @@ def narrow_backward_kernels(
         aside.wait_stream(here)
     with torch.cuda.stream(aside):
         torch.mm(heads_grad.T, unit, out=weight_grad)
-    if PRODUCT_APART:
-        grad, copy = narrow_sum_kernel(total_grad, unit, scale, inner, heads_grad @ weight, dtype)
+    if product is not None:
+        grad, copy = narrow_sum_kernel(total_grad, unit, scale, inner, product, dtype)
     else:
         grad, copy = narrow_product_kernel(total_grad, unit, scale, inner, heads_grad, weight, dtype)
     if WEIGHTS_ASIDE:
-        here.wait_stream(aside)
+        here.wait_stream(aside)  # after which all memory that the other stream has used may be used again
     return grad, copy, weight_grad
 
 
