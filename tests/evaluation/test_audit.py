@@ -94,6 +94,8 @@ def test_minimal(heads: list[HeadFinding], minimal: str) -> None:
         ([ENOUGH, replace(ENOUGH, asks=True)], "not shown"),
         ([ENOUGH, LayerFinding(1, 1, CALM, False, None, "kv_heads")], "not shown"),
         ([layer(math.nan, math.nan)], "not shown"),
+        ([layer(-0.01, -0.0005)], "yes"),
+        ([layer(-0.01, -0.002)], "not shown"),  # the training did harm, and shows nothing
     ],
 )
 def test_sufficient(layers: list[LayerFinding], sufficient: str) -> None:

@@ -110,8 +110,11 @@ class Audit:
         return "yes" if head.replaced.low > 0 else "not shown"
 
     def wants_more(self, layer: LayerFinding) -> Answer:
-        """Whether another head gains more than the threshold, and more than further training."""
-        if layer.gain is None:
+        """Whether another head gains more than the threshold, and more than further training.
+
+        One that made the model worse was trained badly, and shows nothing.
+        """
+        if layer.gain is None or layer.gain.head.high < -self.threshold:
             return "not shown"
         if layer.gain.head.high <= self.threshold:
             return "no"

@@ -107,6 +107,8 @@ def _sufficient_sentences(audit: Audit) -> list[str]:
             said.append(f"{gained}, and further training of those there are {further} %.")
         elif layer.gain.head.low > audit.threshold:
             said.append(f"{gained}, but further training of those there are, {further} %, may gain as much.")
+        elif layer.gain.head.high < -audit.threshold:
+            said.append(f"{gained}: training has made it worse, which says nothing about what a head could do.")
         else:
             said.append(f"{gained}, which may be above or below {bound}.")
     enough = [layer for layer in audit.layers if audit.wants_more(layer) == "no"]
