@@ -2,6 +2,7 @@
 
     python scripts/evidence.py run prism --data DATA --validation VAL --out RESULTS.jsonl --seeds 0,1,2
     python scripts/evidence.py run sgt --data DATA --validation VAL --out RESULTS.jsonl --seeds 0,1,2 --steps 1500
+    python scripts/evidence.py run clade --data DATA --out RESULTS.jsonl --seeds 0,1,2,3,4
     python scripts/evidence.py table RESULTS.jsonl
 
 `run` trains every arm with every seed (the same initial weights and data order in all arms) and adds a line per run, so
@@ -28,11 +29,12 @@ from meristem.comparison import paired_difference
 from meristem.data import TokenData
 from meristem.evaluation import held_out_loss, held_out_windows
 from meristem.gauges import mean_distances
+from meristem.model import Decoder
 from meristem.training.config import Config, build_config, flatten, load_config
 from meristem.training.loop import train
-from meristem.training.run import load_run
+from meristem.training.run import LoadedRun, load_run
 
-KEPT = ("step", "action", "layer", "heads", "passes", "shortlist", "layer_entropy")  # of a growth event
+KEPT = ("step", "action", "layer", "head", "heads", "passes", "shortlist", "layer_entropy")  # of a growth event
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 
 
@@ -46,7 +48,22 @@ class Study:
     pairs: tuple[tuple[str, str], ...]
 
 
-# An arm that is "like" another takes the layers and heads that the other grew with the same seed, from the first step.
+def fixed(heads: int) -> dict[str, Any]:
+    """So many heads in every layer from first to last."""
+    return {"growth.policy": "none", "model.heads": heads}
+
+
+# Heads found by the demand of the task, beside other criteria and fixed numbers.
+HEADS: dict[str, dict[str, Any]] = {
+    "demand": {},
+    "author": {"incrt.criterion": "published"},
+    "repaired": {"incrt.criterion": "published", "incrt.numerics": "repaired"},
+    "random births": {"incrt.criterion": "random", "incrt.births": "demand"},
+    **{f"K={heads}": fixed(heads) for heads in (1, 2, 4, 8, 12)},
+}
+HEAD_PAIRS = (("demand", "K=4"), ("demand", "K=12"), ("demand", "random births"), ("demand", "author"))
+# An arm that is "like" another takes the layers and heads that the other grew with the same seed, from the first step;
+# one with the "births" of another has as many, and one with its "plan" begins with the heads that the other ended with.
 STUDIES = {
     "prism": Study(
         "prism-51m.toml",
@@ -77,6 +94,18 @@ STUDIES = {
             ("sgt K=1", "static"), ("sgt K=1", "block loop"), ("sgt K=3", "sgt K=1"),
         ),
     ),
+    "sst2": Study("incrt-sst2.toml", "K=1", HEADS, HEAD_PAIRS),
+    "clade": Study("incrt-clade.toml", "K=1", HEADS, HEAD_PAIRS),
+    "heads": Study(
+        "incrt-51m.toml",
+        "K=8",
+        {
+            "demand": {}, "K=8": fixed(8), "K=1": fixed(1), "K=4": fixed(4),
+            "same heads": {"growth.policy": "none", "model.plan": "demand"},
+            "random births": {"incrt.criterion": "random", "incrt.births": "demand"},
+        },
+        (("demand", "K=1"), ("demand", "K=4"), ("demand", "same heads"), ("demand", "random births")),
+    ),
 }  # fmt: skip
 
 
@@ -88,19 +117,33 @@ def settings(study: str, arm: str, seed: int, there: list[dict[str, Any]], optio
         **({"train.steps": options.steps} if options.steps else {}),
         **json.loads(options.override), **STUDIES[study].arms[arm],
     }  # fmt: skip
-    if "growth.like" in changes:
-        changes["growth.like"] = str(grown_plan(changes["growth.like"], seed, there, options))
+    for key in ("growth.like", "model.plan"):
+        if key in changes:
+            changes[key] = str(grown_plan(changes[key], seed, there, options))
+    if "incrt.births" in changes:
+        changes["incrt.births"] = births_of(changes["incrt.births"], seed, there, options)
     return build_config({**flatten(load_config(CONFIGS / STUDIES[study].config)), **changes})
+
+
+def result_of(arm: str, seed: int, there: list[dict[str, Any]], options: argparse.Namespace) -> dict[str, Any]:
+    """What another arm found with this seed."""
+    found = [result for result in there if (result["arm"], result["seed"]) == (arm, seed)]
+    if not found:
+        raise SystemExit(f"{arm}, seed {seed}: not in {options.out} yet; run it first, another arm takes after it")
+    return found[0]
 
 
 def grown_plan(arm: str, seed: int, there: list[dict[str, Any]], options: argparse.Namespace) -> Path:
     """A file with the structure that another arm grew with this seed."""
-    plans = [result["plan"] for result in there if (result["arm"], result["seed"]) == (arm, seed)]
-    if not plans:
-        raise SystemExit(f"{arm}, seed {seed}: not in {options.out} yet; run it first, another arm takes after it")
-    path = options.out.with_suffix(f".{seed}.plan.json")
-    path.write_text(json.dumps(plans[0]))
+    path: Path = options.out.with_suffix(f".{seed}.plan.json")
+    path.write_text(json.dumps(result_of(arm, seed, there, options)["plan"]))
     return path
+
+
+def births_of(arm: str, seed: int, there: list[dict[str, Any]], options: argparse.Namespace) -> int:
+    """How many heads another arm had more at the end than at the start."""
+    result = result_of(arm, seed, there, options)
+    return sum(result["heads"]) - len(result["heads"]) * result["settings"]["model.heads"]
 
 
 def run_one(
@@ -117,28 +160,42 @@ def run_one(
         raise SystemExit(f"{arm}, seed {seed}: stopped at step {outcome.step} of {config.train.steps}; not a result")
     seconds = time.perf_counter() - begin
     loaded = load_run(folder)
-    windows = held_out_windows(
-        TokenData.open(options.validation).split("train"), loaded.model.plan.context, options.windows
-    )
-    loss = held_out_loss(loaded.model, windows, batch=16, device=loaded.device)
-    distance = mean_distances(loaded.model, windows[:64, :-1], batch=16, device=loaded.device)
-    metrics = [entry for entry in loaded.folder.read(loaded.folder.metrics) if "loss" in entry]
+    entries = list(loaded.folder.read(loaded.folder.metrics))
+    metrics = [entry for entry in entries if "loss" in entry]
     events = [entry for entry in loaded.folder.read(loaded.folder.events) if entry["event"] == "growth"]
+    decisions = [entry for entry in loaded.folder.read(loaded.folder.events) if "predicted_heads" in entry]
     plan = loaded.model.plan
     result = {
-        "study": study, "arm": arm, "seed": seed, "loss": loss, "heads": list(plan.heads),
+        "study": study, "arm": arm, "seed": seed, "heads": list(plan.heads),
         "plan": plan.to_dict(), "parameters": plan.parameters,
         "training_flops": metrics[-1]["flops"], "tokens": metrics[-1]["tokens"], "steps": config.train.steps,
         "tokens_per_second": metrics[-1]["tokens_per_second"], "seconds": seconds,
-        "validation_tokens": windows.numel() - len(windows), "attention_distance": distance.tolist(),
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu", "settings": flatten(config),
         "curve": [[entry["step"], entry["loss"]] for entry in metrics[:: max(1, len(metrics) // 60)]],
         "growth": [
             {key: entry.get(key) for key in KEPT} for entry in events
         ],
+        "predicted": decisions[0]["predicted_heads"] if decisions else None,
+        "demand": [[entry["step"], entry["demand"]] for entry in decisions[:: max(1, len(decisions) // 30)]],
+        **measured(loaded, entries, options),
     }  # fmt: skip
     shutil.rmtree(folder)
     return result
+
+
+def measured(loaded: LoadedRun, entries: list[dict[str, Any]], options: argparse.Namespace) -> dict[str, Any]:
+    """Of a classifier its last measurement, on all held-out rows; of a language model the loss on other text."""
+    plan = loaded.model.plan
+    if plan.classes is not None:
+        last = [entry for entry in entries if "accuracy" in entry][-1]
+        return {"loss": last["held_out_loss"], "accuracy": last["accuracy"], "macro_f1": last["macro_f1"]}
+    assert isinstance(loaded.model, Decoder)
+    windows = held_out_windows(TokenData.open(options.validation).split("train"), plan.context, options.windows)
+    loss = held_out_loss(loaded.model, windows, batch=16, device=loaded.device)
+    distance = mean_distances(loaded.model, windows[:64, :-1], batch=16, device=loaded.device)
+    return {
+        "loss": loss, "validation_tokens": windows.numel() - len(windows), "attention_distance": distance.tolist(),
+    }  # fmt: skip
 
 
 def table(results: list[dict[str, Any]]) -> str:
@@ -148,10 +205,12 @@ def table(results: list[dict[str, Any]]) -> str:
     for result in results:
         runs.setdefault(result["arm"], {})[result["seed"]] = result
     base = runs[study.baseline]
+    classifies = "accuracy" in results[0]
+    extra_columns = ("accuracy | macro-F1 | heads | parameters | ", "---|---|---|---|") if classifies else ("", "")
     lines = [
-        f"| arm | validation loss, mean | s.d. | per seed | minus {study.baseline}, 95 % interval "
+        f"| arm | {extra_columns[0]}validation loss, mean | s.d. | per seed | minus {study.baseline}, 95 % interval "
         "| extra FLOPs | k tokens/s at the end | seconds |",
-        "|---|---|---|---|---|---|---|---|",
+        f"|---|{extra_columns[1]}---|---|---|---|---|---|---|",
     ]
     for arm, by_seed in runs.items():
         values = [by_seed[seed]["loss"] for seed in sorted(by_seed)]
@@ -161,8 +220,9 @@ def table(results: list[dict[str, Any]]) -> str:
         extra = statistics.fmean(_flops(by_seed[s]) / _flops(base[s]) - 1 for s in by_seed if s in base)
         speed = statistics.fmean(run["tokens_per_second"] or math.nan for run in by_seed.values()) / 1e3
         seconds = statistics.fmean(run["seconds"] for run in by_seed.values())
+        own = _classifier_columns(list(by_seed.values())) if classifies else ""
         lines.append(
-            f"| {arm} | {statistics.fmean(values):.4f} | {spread:.4f} | {per_seed} | {difference} "
+            f"| {arm} | {own}{statistics.fmean(values):.4f} | {spread:.4f} | {per_seed} | {difference} "
             f"| {extra:.2%} | {speed:,.0f} | {seconds:.1f} |"
         )
     lines.append("")
@@ -170,6 +230,20 @@ def table(results: list[dict[str, Any]]) -> str:
         if {left, right} <= runs.keys():
             lines.append(f"- {left} minus {right}: {_difference(runs[left], runs[right])}")
     return "\n".join(lines)
+
+
+def _classifier_columns(runs: list[dict[str, Any]]) -> str:
+    """Accuracy and macro-F1 with a 95 % interval over seeds, heads per layer, and parameters."""
+    cells = [_with_interval([100 * run[name] for run in runs]) for name in ("accuracy", "macro_f1")]
+    heads = " ".join("-".join(map(str, run["heads"])) for run in runs)
+    return f"{cells[0]} | {cells[1]} | {heads} | {statistics.fmean(run['parameters'] for run in runs):,.0f} | "
+
+
+def _with_interval(values: list[float]) -> str:
+    if len(values) < 2:
+        return f"{values[0]:.1f}"
+    result = paired_difference(values, [0.0] * len(values))
+    return f"{result.mean:.1f} [{result.low:.1f}, {result.high:.1f}]"
 
 
 def _flops(run: dict[str, Any]) -> float:
@@ -191,7 +265,7 @@ def main() -> None:
     run = commands.add_parser("run")
     run.add_argument("study", choices=STUDIES)
     run.add_argument("--data", type=Path, required=True)
-    run.add_argument("--validation", type=Path, required=True)
+    run.add_argument("--validation", type=Path, help="prepared text to measure language models on")
     run.add_argument("--out", type=Path, required=True)
     run.add_argument("--arms", help="names separated by commas; all if not given")
     run.add_argument("--seeds", default="0,1,2")
