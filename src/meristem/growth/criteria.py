@@ -108,10 +108,10 @@ class Demand:
             self.earlier = self.gauge.scores.total.clone()
 
     def calibrate(self) -> None:
-        assert self.earlier is not None
         self.state = from_first_rank(self.policy.calibrated(self.state, self.gauge.readings()))
-        self.spectra = from_first_rank(self.gauge.spectra(self.earlier, self.silent // 2))
-        self.earlier = None
+        if self.earlier is not None:  # there may have been too few feeds: those of skipped updates are left out
+            self.spectra = from_first_rank(self.gauge.spectra(self.earlier, self.fed - (self.silent + 1) // 2))
+        self.earlier, self.fed = None, self.silent
         self.gauge.reset()
 
     def decide(self, done: int, loss: float, full: Set[int]) -> Decision:
