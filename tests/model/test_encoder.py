@@ -158,7 +158,7 @@ def test_loss_is_the_weighted_mean_surprise(weights: Tensor | None) -> None:
     probabilities = model(tokens).logits.detach().softmax(-1)
     factors = [1.0, 1.0, 1.0] if weights is None else weights.tolist()
     surprises = [-factors[c] * math.log(float(p[c])) for p, c in zip(probabilities, labels.tolist(), strict=True)]
-    assert float(model(tokens, labels).loss) == pytest.approx(sum(surprises) / 4, rel=1e-9)
+    assert float(model(tokens, labels).loss.detach()) == pytest.approx(sum(surprises) / 4, rel=1e-9)
 
 
 def test_the_loss_of_a_batch_is_the_mean_of_its_parts() -> None:
