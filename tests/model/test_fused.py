@@ -424,20 +424,7 @@ def test_gated_product(dtype: torch.dtype) -> None:
     assert torch.equal(plain, linear(x.flatten(2), weight.to(dtype)))
 
 
-@needs_gpu
-@pytest.mark.gpu
-@pytest.mark.parametrize(("heads", "dim"), [(1, 8), (2, 64), (3, 24), (12, 64), (2, 256)])
-@pytest.mark.parametrize("autocast", [False, True])
-@pytest.mark.parametrize("follow", [False, True])
-@pytest.mark.parametrize("apart", [False, True])
-@pytest.mark.parametrize("aside", [False, True])
-def test_triton_heads_that_read_again(
-    heads: int, dim: int, autocast: bool, follow: bool, apart: bool, aside: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from meristem.model import triton_kernels
-
-    monkeypatch.setattr(triton_kernels, "PRODUCT_APART", apart)
-    monkeypatch.setattr(triton_kernels, "WEIGHTS_ASIDE", aside)
+def check_narrow_on_the_gpu(heads: int, dim: int, autocast: bool, follow: bool) -> None:
     exact = narrow_inputs(heads, dim, width=200)
     inputs = exact.to("cuda", torch.float32)
     cos, sin = rotary_table(dim, 7)
@@ -445,6 +432,28 @@ def test_triton_heads_that_read_again(
         found = without_it(inputs, cos.cuda(), sin.cuda(), heads, follow=follow)
     expected = with_the_stream(exact, cos.double(), sin.double(), heads, follow=follow)
     check_narrow(found, inputs, expected, exact, 1e-2 if autocast else 1e-5)
+
+
+@needs_gpu
+@pytest.mark.gpu
+@pytest.mark.parametrize(("heads", "dim"), [(1, 8), (2, 64), (3, 24), (12, 64), (2, 256)])
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize("follow", [False, True])
+def test_triton_heads_that_read_again(heads: int, dim: int, autocast: bool, follow: bool) -> None:
+    check_narrow_on_the_gpu(heads, dim, autocast, follow)
+
+
+@needs_gpu
+@pytest.mark.gpu
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize(("apart", "aside"), [(False, True), (True, False), (True, True)])
+def test_triton_ways_to_the_gradient(autocast: bool, apart: bool, aside: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    from meristem.model import triton_kernels
+
+    monkeypatch.setattr(triton_kernels, "PRODUCT_APART", apart)
+    monkeypatch.setattr(triton_kernels, "WEIGHTS_ASIDE", aside)
+    for follow in (False, True):
+        check_narrow_on_the_gpu(2, 64, autocast, follow)
 
 
 @needs_gpu
