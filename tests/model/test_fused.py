@@ -144,7 +144,7 @@ def test_operators_are_registered_correctly(name: str) -> None:
     four = torch.randn(2, 3, 8, 4, generator=torch.Generator().manual_seed(4))
     own = (four.flatten(0, 1), row.clone())
     arguments["unturn"] = (*grads, four.flatten(0, 1).contiguous(), row, *rotary_table(4, 3), 8, *own)
-    read, scales = x[:, :, :2].contiguous(), row.view(2, 3)
+    read, scales = x[:, :, :2].transpose(1, 2).contiguous().transpose(1, 2), row.view(2, 3)
     arguments["follow"] = (four, four.clone(), read, scales, *rotary_table(4, 3), 1e-5, 8)
     followed = (x, scales.clone(), four, four.clone(), read, scales)
     arguments["follow_backward"] = (*grads, *followed, *rotary_table(4, 3), 8)

@@ -461,7 +461,8 @@ def _(
     dq: Tensor, dk: Tensor, dv: Tensor, result: Tensor, inverse: Tensor, packed: Tensor, change: Tensor, read: Tensor,
     scale: Tensor, cos: Tensor, sin: Tensor, width: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    return torch.empty_like(packed), torch.empty_like(change), torch.empty_like(read), torch.empty_like(scale)
+    # What was read may lie in memory as the attention kernel left it; its gradient does not.
+    return torch.empty_like(packed), torch.empty_like(change), read.new_empty(read.shape), torch.empty_like(scale)
 
 
 class _FollowHeads(torch.autograd.Function):
