@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from meristem.data import (
@@ -79,6 +79,7 @@ FEW_WORDS = st.lists(st.sampled_from(["a", "B", "b", "c", "d e"]), min_size=1, m
 
 
 @settings(max_examples=60, deadline=None)
+@example(rows=[("B", "x", "train")] * 4, mode="hash", length=1, drop=False, min_rows=1)  # one text: it stays in train
 @given(
     rows=st.lists(
         st.tuples(FEW_WORDS, st.sampled_from("xyz"), st.sampled_from(["train", "val", "test", "Dev"])), min_size=4

@@ -162,12 +162,12 @@ def _by_column(rows: Sequence[_Item], column: str) -> tuple[list[_Item], list[_I
 
 
 def _by_hash(rows: Sequence[_Item], share: float) -> tuple[list[_Item], list[_Item]]:
-    """A share of the texts held out; at least one, and not all, if there are two and some are wanted."""
+    """A share of the texts held out; if some are wanted at least one, but never all."""
     keys = sorted({item.key for item in rows})
     limit = round(share * HASHES)
     count = sum(int.from_bytes(key[:8], "big") < limit for key in keys)
-    if share > 0 and len(keys) > 1:
-        count = min(max(1, count), len(keys) - 1)
+    if share > 0:
+        count = min(max(1, count), max(0, len(keys) - 1))
     held = set(keys[:count])
     return [item for item in rows if item.key not in held], [item for item in rows if item.key in held]
 
