@@ -20,6 +20,15 @@ def world() -> int:
     return dist.get_world_size() if _many() else 1
 
 
+def some_of(mine: int, wanted: int) -> slice:
+    """Of this process's `mine` sequences those that belong to `wanted` of the whole batch, at most.
+
+    They are the same ones of the whole batch however many processes share it; of a few there may be none here.
+    """
+    stride = -(-mine * world() // wanted)  # rounded up
+    return slice(-rank() * mine % stride, None, stride)
+
+
 def sum_over_ranks(values: Tensor) -> Tensor:
     """The sum of a small tensor over all processes."""
     if _many():

@@ -9,8 +9,6 @@ import json
 import math
 import re
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -38,6 +36,7 @@ from meristem.training.run import RunFolder, load_run
 from .helpers import assert_equal_runs, copy_run, final_tensors, metrics, tiny_config, trained
 from .test_display import ESCAPES
 from .test_distributed import torchrun
+from .test_interruptions import kill_loop
 from .test_resume import signal_at
 
 # Four layers, the first of which never grows. Decisions after 6, 11, 16 and 21 updates.
@@ -212,17 +211,11 @@ def test_sgt_oracle_17_kills_while_a_model_grows(data: Path, tmp_path: Path) -> 
     start, window = 2, 6
     growth = {"growth__start": start, "growth__window": window, "growth__observe_every": 3}
     changes = {**GROWING, **growth, "train__steps": 28, "checkpoint__every": 1, "checkpoint__keep": 2}
-    config = tmp_path / "config.toml"
-    config.write_text(tiny_config(data, **changes).to_toml(), encoding="utf-8")
-    script = Path(__file__).with_name("kill_loop.py")
-    command = [sys.executable, str(script), str(config), str(tmp_path / "run"), "5", "0"]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    assert result.returncode == 0, result.stderr
-    reached = json.loads(result.stdout)
+    run, reached = kill_loop(data, tmp_path, kills=5, seed=0, **changes)
     assert len({step for step in reached if start <= step < start + 3 * window}) >= 2  # in the middle of growth
     unkilled = trained(data, tmp_path / "unkilled", **changes)
     assert [action for _, action, _ in actions(unkilled)] == ["add", "add", "add", "fix"]
-    assert_equal_growth(RunFolder.open(tmp_path / "run"), unkilled)
+    assert_equal_growth(run, unkilled)
 
 
 def forget(checkpoint: Path, *keys: str) -> None:

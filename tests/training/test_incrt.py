@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import json
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -28,11 +25,11 @@ from .helpers import (
     copy_run,
     final_tensors,
     metrics,
-    prepared_labelled,
     tiny_config,
     trained,
 )
 from .test_distributed import torchrun
+from .test_interruptions import kill_loop
 
 # Two layers that start with one head of 8; a decision every 3 updates, at which next to everything is let through.
 STEPS = 30
@@ -56,13 +53,6 @@ ARMS: dict[str, dict[str, Any]] = {
     "classifier": {"optimizer__lr": 1e-2},
 }  # fmt: skip
 Runs = Callable[[str], RunFolder]
-
-
-@pytest.fixture(scope="session")
-def labelled(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("labelled") / "data"
-    prepared_labelled(folder)
-    return folder
 
 
 @pytest.fixture(scope="session")
@@ -196,16 +186,10 @@ def test_oracle_23_kills_while_heads_come_and_go(data: Path, tmp_path: Path) -> 
     # Something changes every five updates from the seventh on, and each kill but the first two comes an update later.
     early = {"incrt__calibration": 2, "incrt__decide_every": 1, "incrt__cool_down": 1, "incrt__last_birth": 28}
     settings = {**EAGER, **early, "checkpoint__keep": 2}
-    config = tmp_path / "config.toml"
-    config.write_text(tiny_config(data, **settings).to_toml(), encoding="utf-8")
-    script = Path(__file__).with_name("kill_loop.py")
-    command = [sys.executable, str(script), str(config), str(tmp_path / "run"), "12", "0"]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    assert result.returncode == 0, result.stderr
-    reached = json.loads(result.stdout)
+    run, reached = kill_loop(data, tmp_path, kills=12, seed=0, **settings)
     unkilled = trained(data, tmp_path / "unkilled", **settings)
     assert len({step for step in reached if changes(unkilled)[0] <= step < changes(unkilled)[-1]}) >= 2
-    assert_equal_growth(RunFolder.open(tmp_path / "run"), unkilled)
+    assert_equal_growth(run, unkilled)
 
 
 def test_settings_of_growth_may_not_change_on_resume(arms: Runs, data: Path, tmp_path: Path) -> None:

@@ -56,9 +56,10 @@ def test_a_signal_ends_the_command_cleanly_and_it_says_how_to_go_on(
     assert_equal_runs(run, long)
 
 
-def kill_loop(data: Path, tmp_path: Path, kills: int, seed: int) -> tuple[RunFolder, list[int]]:
+def kill_loop(data: Path, tmp_path: Path, kills: int, seed: int, **changes: Any) -> tuple[RunFolder, list[int]]:
+    """A run that was killed again and again, and the newest checkpoint at each kill; see kill_loop.py."""
     config = tmp_path / "config.toml"
-    config.write_text(tiny_config(data, **KILLED).to_toml(), encoding="utf-8")
+    config.write_text(tiny_config(data, **(changes or KILLED)).to_toml(), encoding="utf-8")
     command = [sys.executable, str(Path(__file__).with_name("kill_loop.py"))]
     result = subprocess.run(
         [*command, str(config), str(tmp_path / "run"), str(kills), str(seed)],

@@ -40,13 +40,6 @@ BALANCED: dict[str, Any] = {"data__class_weights": "balanced"}
 
 
 @pytest.fixture(scope="session")
-def labelled(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("labelled") / "data"
-    prepared_labelled(folder)
-    return folder
-
-
-@pytest.fixture(scope="session")
 def classified(labelled: Path, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     """Never changed by a test: copy it."""
     return trained(labelled, tmp_path_factory.mktemp("classified") / "run", **BALANCED)

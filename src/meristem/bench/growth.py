@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -11,12 +10,13 @@ import torch
 from torch import Tensor
 from torch._dynamo.eval_frame import _debug_get_cache_entry_list
 
-from meristem.bench.step import TrainingStep, check_minimums, random_batches, step_times, wait
+from meristem.bench.step import TrainingStep, check_minimums, random_batches, step_seconds, step_times
 from meristem.gauges import EntropyGauge, read_heads
 from meristem.growth import BlockLoop, LoopHeads, Sgt
-from meristem.growth.grower import sequence_stride
+from meristem.growth.grower import SEQUENCES
 from meristem.model.transformer import Regions
 from meristem.plan import Loop, Plan
+from meristem.ranks import some_of
 from meristem.training.devices import autocast, describe_device
 
 
@@ -44,7 +44,7 @@ def compare_growth(
     times: dict[str, list[float]] = {name: [] for name in arms}
     batches = random_batches(plan, device, batch)
     for name, step in arms.items():
-        say(f"{name}: first step {_seconds(step, batches, device):.1f} s")
+        say(f"{name}: first step {step_seconds(step, batches, device):.1f} s")
     order = list(arms)
     for number in range(rounds):
         for name in order:
@@ -92,13 +92,13 @@ def measure_births(
     policy = Sgt(total_steps=1000, passes=passes, heads_per_layer=len(heads))
     step = TrainingStep(policy.prepare(plan), device, compile=compile)
     batches = random_batches(plan, device, batch)
-    first = _seconds(step, batches, device)
+    first = step_seconds(step, batches, device)
     pauses = []
     for layer in layers:
         for number in range(1, passes + 1):
             step.model.restructure(LoopHeads(layer, heads, number).apply(step.model.plan))
             step.gradients.restructured()
-            with_pause, without = _seconds(step, batches, device), _seconds(step, batches, device)
+            with_pause, without = step_seconds(step, batches, device), step_seconds(step, batches, device)
             pauses.append({"layer": layer, "passes": number, "seconds": with_pause - without})
     graphs = len(_debug_get_cache_entry_list(Regions().block.__code__)) if compile else 0
     return {
@@ -115,7 +115,7 @@ def measure_probe(
     def probed(tokens: Tensor, labels: Tensor) -> Tensor:
         loss = step(tokens, labels)
         with autocast(device):
-            read_heads(step.model, tokens[:: sequence_stride(len(tokens))], EntropyGauge())
+            read_heads(step.model, tokens[some_of(len(tokens), SEQUENCES)], EntropyGauge())
         return loss
 
     times: dict[str, list[float]] = {"plain": [], "probed": []}
@@ -131,13 +131,6 @@ def measure_probe(
         probes = policy.probed_steps * decisions
         shares[f"K={passes}"] = probes * (with_probe - plain) / (policy.total_steps * plain)
     return {"milliseconds": with_probe - plain, "share_of_5000_steps": shares}
-
-
-def _seconds(step: TrainingStep, batches: Iterator[tuple[Tensor, Tensor]], device: torch.device) -> float:
-    begin = time.perf_counter()
-    step(*next(batches))
-    wait(device)
-    return time.perf_counter() - begin
 
 
 def growth_text(report: dict[str, Any]) -> str:

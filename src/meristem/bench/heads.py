@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch._dynamo.eval_frame import _debug_get_cache_entry_list
 
-from meristem.bench.step import TrainingStep, check_minimums, random_batches, step_times, wait
+from meristem.bench.step import TrainingStep, check_minimums, random_batches, step_seconds, step_times, wait
 from meristem.growth.edits import AddHead
 from meristem.growth.head_growth import HeadGrowth
 from meristem.growth.heads import empty_head
@@ -75,8 +75,8 @@ def grow_all(
     """A scripted growth from one head to the plan's, in every layer, birth by birth, and how long each holds up."""
     torch._dynamo.reset()
     step = TrainingStep(with_heads(plan, 1), device, compile=compile)
-    first = _seconds(step, batches, device)
-    usual = min(_seconds(step, batches, device) for _ in range(3))
+    first = step_seconds(step, batches, device)
+    usual = min(step_seconds(step, batches, device) for _ in range(3))
     pauses: list[float] = []
     slower: list[float] = []  # a step that is not recorded yet, beside one that is
     for heads in range(2, max(plan.heads) + 1):
@@ -89,13 +89,13 @@ def grow_all(
             step(*next(batches))
             wait(device)
             with_birth = time.perf_counter() - begin
-            without = _seconds(step, batches, device)
+            without = step_seconds(step, batches, device)
             pauses.append(with_birth - without)
             slower.append(without)
         say(f"{heads} heads everywhere: {sum(pauses):.1f} s of pauses so far")
     recording = _recording_seconds(step, batches, device)
     rest = step.gradients.graph.REST if step.gradients.graph is not None else 0
-    last = min(_seconds(step, batches, device) for _ in range(3))
+    last = min(step_seconds(step, batches, device) for _ in range(3))
     gap = max(0.0, slower[-1] - last) if rest else 0.0
     return step, {
         "first_step_seconds": first, "first_step_with_one_head": usual, "births": len(pauses),
@@ -113,7 +113,7 @@ def _recording_seconds(step: TrainingStep, batches: Iterator[tuple[Tensor, Tenso
     if graph is None:
         return 0.0
     graph.rest = 0
-    return _seconds(step, batches, device) - _seconds(step, batches, device)
+    return step_seconds(step, batches, device) - step_seconds(step, batches, device)
 
 
 def measure_gate(
@@ -156,13 +156,6 @@ def measure_gate(
         "feed_milliseconds": 1e3 * (statistics.median(gated) - statistics.median(plain)) / feeds,
         "statistics_megabytes": sum(t.numel() * t.element_size() for t in growth.criterion.tensors().values()) / 1e6,
     }  # fmt: skip
-
-
-def _seconds(step: TrainingStep, batches: Iterator[tuple[Tensor, Tensor]], device: torch.device) -> float:
-    begin = time.perf_counter()
-    step(*next(batches))
-    wait(device)
-    return time.perf_counter() - begin
 
 
 def heads_text(report: dict[str, Any]) -> str:

@@ -164,6 +164,14 @@ def _cpu_times(step: Step, batches: Iterator[tuple[Tensor, Tensor]], steps: int)
     return times, loss
 
 
+def step_seconds(step: Step, batches: Iterator[tuple[Tensor, Tensor]], device: torch.device) -> float:
+    """How long one step holds up the host, until the device is done."""
+    begin = time.perf_counter()
+    step(*next(batches))
+    wait(device)
+    return time.perf_counter() - begin
+
+
 def check_minimums(*limits: tuple[str, int, int]) -> None:
     """Refuse the first (field, value, minimum) whose value is too small."""
     for field, value, minimum in limits:

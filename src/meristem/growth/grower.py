@@ -17,18 +17,13 @@ from meristem.growth.average import Average
 from meristem.growth.criteria import Policy
 from meristem.growth.edits import LoopHeads
 from meristem.growth.head_growth import Fresh, HeadGrowth
-from meristem.growth.outcome import Growth
+from meristem.growth.outcome import Growth, check_rule
 from meristem.growth.sgt import Sgt, SgtState
 from meristem.model import Transformer
-from meristem.ranks import from_first_rank, mean_over_ranks, rank, require_equal, sum_over_ranks, world
+from meristem.ranks import from_first_rank, mean_over_ranks, require_equal, some_of, sum_over_ranks
 from meristem.records import finite
 
 SEQUENCES = 8  # of the whole batch, over all processes, that a measurement looks at
-
-
-def sequence_stride(batch: int) -> int:
-    """Every how many sequences of a batch one is measured."""
-    return -(-batch // SEQUENCES)  # rounded up
 
 
 class Grower:
@@ -105,9 +100,7 @@ class Grower:
 
     def _measure(self, tokens: Tensor) -> HeadReadings:
         """Entropies averaged over the same few sequences of the batch however many processes share it."""
-        mine = len(tokens)
-        stride = sequence_stride(mine * world())
-        chosen = tokens[-rank() * mine % stride :: stride]
+        chosen = tokens[some_of(len(tokens), SEQUENCES)]
         readings = read_heads(self.model, chosen if len(chosen) else tokens[:1], self.gauge)
         entropy = readings.entropy if len(chosen) else torch.zeros_like(readings.entropy)
         total = sum_over_ranks(torch.cat((entropy, torch.full_like(entropy[:1], float(len(chosen))))))
@@ -207,10 +200,7 @@ class Grower:
         """Go on from a state. The model is given the loops that belong to it; it must have the heads already."""
         if self.heads is not None:
             self.heads.load(tensors or {}, data["heads"])
-        mine, theirs = self._rule, data["rule"]
-        for name in {**mine, **theirs}:
-            if mine.get(name) != theirs.get(name):
-                raise InputError(f"policy.{name}", mine.get(name), f"must be {theirs.get(name)!r}, as in the state")
+        check_rule(self._rule, data["rule"])
         self.done, self.state = data["done"], SgtState.from_dict(data["policy"])
         value: Sequence[float] | None = data["average"]["value"]
         weight = self.model.embedding.weight

@@ -19,7 +19,7 @@ from meristem.growth.edits import AddHead, RemoveHead
 from meristem.growth.heads import newborn_head, with_head
 from meristem.growth.incrt import Incrt
 from meristem.growth.measuring import Batches, head_moments, look, silenced
-from meristem.growth.outcome import Growth
+from meristem.growth.outcome import Growth, check_rule
 from meristem.growth.pruning import Pruning, PruningState
 from meristem.growth.surgery import Model, add_head, remove_head
 from meristem.plan import Plan
@@ -188,10 +188,7 @@ class HeadGrowth:
 
     def load(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
         """Go on from a state, with a model that has the structure that belongs to it."""
-        mine, theirs = asdict(self.policy), values["rule"]
-        for name in {**mine, **theirs}:
-            if mine.get(name) != theirs.get(name):
-                raise InputError(f"policy.{name}", mine.get(name), f"must be {theirs.get(name)!r}, as in the state")
+        check_rule(asdict(self.policy), values["rule"])
         prefix = "criterion."
         own = {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
         self.criterion.load(own, values["criterion"])

@@ -12,7 +12,7 @@ from meristem.gauges.redundancy import HeadMoments
 from meristem.growth.criteria import Seen
 from meristem.growth.surgery import Model
 from meristem.model.block import Pass
-from meristem.ranks import rank, sum_over_ranks, world
+from meristem.ranks import some_of, sum_over_ranks, world
 
 SEQUENCES, TOKENS = 64, 8192  # of the whole batch, over all processes, that are looked at at most
 
@@ -74,11 +74,8 @@ def silenced(model: Model) -> Iterator[None]:
 
 
 def _chosen(tokens: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Every so manieth sequence, the same ones of the whole batch however many processes share it."""
-    mine = len(tokens)
-    wanted = max(world(), min(SEQUENCES, TOKENS // tokens.shape[1]))
-    stride = -(-mine * world() // wanted)
-    chosen = slice(-rank() * mine % stride, None, stride)
+    """Some sequences of this process, one at least."""
+    chosen = some_of(len(tokens), max(world(), min(SEQUENCES, TOKENS // tokens.shape[1])))
     return tokens[chosen], labels[chosen]
 
 

@@ -2,8 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+from meristem.errors import InputError
+
+
+def check_rule(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> None:
+    """Refuse to go on from a state that another policy left: settings as they are in JSON."""
+    for name in {**mine, **theirs}:
+        if mine.get(name) != theirs.get(name):
+            raise InputError(f"policy.{name}", mine.get(name), f"must be {theirs.get(name)!r}, as in the state")
 
 
 @dataclass(frozen=True)
