@@ -2,10 +2,9 @@
 
     PYTHONPATH=src python scripts/tune_kernels.py [WORD ...]
 
-The settings in model/triton_kernels.py were chosen from such a list on an H200. Each line is the kernel, its settings,
-microseconds, and the memory traffic it stands for. "narrow backward" is the whole of `narrow_backward_kernels`, in each
-way it can be done (PRODUCT_APART, WEIGHTS_ASIDE); `_narrow_rows` here is a candidate for its product. With words, only
-kernels that have one of them in their names are timed.
+The settings in model/triton_kernels.py and triton_loops.py were chosen from such a list on an H200. Each line is the
+kernel, its settings, microseconds, and the memory traffic it stands for. With words, only kernels that have one of them
+in their names are timed.
 """
 
 from __future__ import annotations
@@ -13,15 +12,13 @@ from __future__ import annotations
 import itertools
 import sys
 from collections.abc import Callable, Iterable
-from functools import partial
 from typing import Any
 
 import torch
 import triton
-import triton.language as tl
-from torch import Tensor
 
 from meristem.model import triton_kernels as kernels
+from meristem.model import triton_loops as loops
 from meristem.model.rotary import rotary_table
 
 BATCH, LENGTH, WIDTH, HEADS, LOOPED, DIM = 32, 1024, 768, 12, 2, 64
@@ -58,38 +55,6 @@ def sweep(name: str, megabytes: float, settings: Iterable[Any], launch: Callable
             print(f"{name:<34} {chosen!s:<22} {str(error)[:60]}", flush=True)
 
 
-@triton.jit
-def _narrow_rows(  # type: ignore[no-untyped-def]
-    total_grad, unit, scale, inner, heads_grad, weight, grad, copy, rows, width,
-    FIRST: tl.constexpr, SECOND: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
-    # `_narrow_product` with rows that stay: a program reads its heads once and goes over all columns of the stream.
-    depth: tl.constexpr = FIRST + SECOND
-    m = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
-    row = (m < rows)[:, None]
-    k = tl.arange(0, FIRST)
-    a = tl.load(heads_grad + m[:, None] * depth + k[None, :], mask=row, other=0.0)
-    if SECOND > 0:
-        more_k = FIRST + tl.arange(0, SECOND)
-        more_a = tl.load(heads_grad + m[:, None] * depth + more_k[None, :], mask=row, other=0.0)
-    factor = tl.load(scale + m, mask=m < rows, other=0.0)[:, None]
-    back = tl.load(inner + m, mask=m < rows, other=0.0)[:, None]
-    for start in range(0, width, BLOCK_N):
-        n = start + tl.arange(0, BLOCK_N)
-        at = m[:, None] * width + n[None, :]
-        inside = row & (n < width)[None, :]
-        arriving = tl.load(total_grad + at, mask=inside, other=0.0)
-        normed = tl.load(unit + at, mask=inside, other=0.0)
-        b = tl.load(weight + k[:, None] * width + n[None, :], mask=(n < width)[None, :], other=0.0)
-        sums = tl.dot(a, b)
-        if SECOND > 0:
-            more_b = tl.load(weight + more_k[:, None] * width + n[None, :], mask=(n < width)[None, :], other=0.0)
-            sums = tl.dot(more_a, more_b, sums)
-        sums = sums * factor + arriving.to(tl.float32) - normed.to(tl.float32) * back
-        tl.store(grad + at, sums.to(grad.dtype.element_ty), mask=inside)
-        tl.store(copy + at, sums.to(copy.dtype.element_ty), mask=inside)
-
-
 def main() -> None:
     torch.manual_seed(0)
     device = "cuda"
@@ -118,12 +83,10 @@ def main() -> None:
         )  # fmt: skip
     sweep(
         "add_unit", megabyte * (4 + 2 + 2), [(1,), (2,), (4,), (8,)],
-        lambda warps: kernels._add_unit[(ROWS,)](
+        lambda warps: loops._add_unit[(ROWS,)](
             stream, narrow, copy, scale, WIDTH, 1e-5, BLOCK=1024, num_warps=warps
         ),
     )  # fmt: skip
-    for parts in (3, 4):  # a single pass, or the first of several
-        narrow_backward(parts * LOOPED * DIM, stream, grad, narrow, copy, scale, inner, result)
 
     heads = [torch.randn(BATCH, LOOPED, LENGTH, DIM, device=device).bfloat16().transpose(1, 2) for _ in range(3)]
     strides = [s for head in heads for s in head.stride()[:3]]
@@ -136,21 +99,21 @@ def main() -> None:
     for four in (False, True):
         sweep(
             "unturn" + " with more" * four, part * (3 + 3 + 3 + 6 * four), tiles,
-            lambda m, warps, four=four: kernels._unturn[(triton.cdiv(ROWS, m),)](
+            lambda m, warps, four=four: loops._unturn[(triton.cdiv(ROWS, m),)](
                 *heads, packed, scale, cos, sin, change, scale_grad, turned, inner,
                 ROWS, LENGTH, LENGTH, WIDTH, *strides, **shape, FOUR=four, BLOCK_M=m, num_warps=warps,
             ),
         )  # fmt: skip
     sweep(
         "follow", part * (4 + 4 + 1 + 3), tiles,
-        lambda m, warps: kernels._follow[(triton.cdiv(ROWS, m),)](
+        lambda m, warps: loops._follow[(triton.cdiv(ROWS, m),)](
             packed, change, read, scale, cos, sin, followed, inner, ROWS, LENGTH, 1e-5, WIDTH,
             **shape, BLOCK_M=m, num_warps=warps,
         ),
     )  # fmt: skip
     sweep(
         "follow_backward", part * (3 + 3 + 4 + 1 + 1 + 4 + 4 + 1), tiles,
-        lambda m, warps: kernels._follow_backward[(triton.cdiv(ROWS, m),)](
+        lambda m, warps: loops._follow_backward[(triton.cdiv(ROWS, m),)](
             *heads, followed, inner, packed, change, read, scale, cos, sin, turned, change_grad, read_grad, scale_grad,
             ROWS, LENGTH, LENGTH, WIDTH, *strides, **shape, BLOCK_M=m, num_warps=warps,
         ),
@@ -165,55 +128,6 @@ def main() -> None:
                 HEADS=count, HALF=DIM // 2, SIGN=1, PART=pairs, BLOCK_M=m, num_warps=warps,
             ),
         )  # fmt: skip
-
-
-def narrow_backward(
-    depth: int, stream: Tensor, grad: Tensor, unit: Tensor, copy: Tensor, scale: Tensor, inner: Tensor, result: Tensor
-) -> None:
-    """All ways to the gradients of the stream and of the weight of `depth` rows."""
-    heads_grad, weight, product = (
-        torch.randn(n, m, device=stream.device).bfloat16() for n, m in ((ROWS, depth), (depth, WIDTH), (ROWS, WIDTH))
-    )
-    megabyte, narrow = ROWS * WIDTH / 1e6, ROWS * depth * 2 / 1e6
-    sweep(
-        f"product {depth}", megabyte * (4 + 2 + 4 + 2) + narrow,
-        [
-            (64, 64, 64, 4, 3), (64, 64, 64, 4, 4), (64, 64, 128, 4, 2), (64, 64, 128, 4, 3), (64, 128, 64, 4, 3),
-            (128, 64, 64, 4, 3), (64, 32, 64, 4, 3), (64, 32, 128, 4, 3), (64, 64, 64, 8, 3), (128, 128, 64, 8, 3),
-        ],
-        lambda m, n, k, warps, stages: kernels._narrow_product[(triton.cdiv(ROWS, m) * triton.cdiv(WIDTH, n),)](
-            grad, unit, scale, inner, heads_grad, weight, result, copy, ROWS, WIDTH, depth,
-            COPY=True, BLOCK_M=m, BLOCK_N=n, BLOCK_K=k, num_warps=warps, num_stages=stages,
-        ),
-    )  # fmt: skip
-    first = 1 << (depth.bit_length() - 1)  # two powers of two
-    sweep(
-        f"product {depth}, rows", megabyte * (4 + 2 + 4 + 2) + narrow,
-        [
-            (64, 32, 4, 2), (64, 32, 4, 3), (64, 64, 4, 2), (64, 64, 4, 3), (64, 64, 8, 2), (128, 32, 8, 2),
-            (128, 32, 8, 3), (128, 64, 8, 2), (32, 64, 4, 2), (32, 32, 4, 2),
-        ],
-        lambda m, n, warps, stages: _narrow_rows[(triton.cdiv(ROWS, m),)](
-            grad, unit, scale, inner, heads_grad, weight, result, copy, ROWS, WIDTH,
-            FIRST=first, SECOND=depth - first, BLOCK_M=m, BLOCK_N=n, num_warps=warps, num_stages=stages,
-        ),
-    )  # fmt: skip
-    sweep(
-        f"sum after product {depth}", megabyte * (4 + 2 + 2 + 4 + 2), [(1,), (2,), (4,), (8,)],
-        lambda warps: kernels._narrow_sum[(ROWS,)](
-            grad, unit, scale, inner, product, result, copy, WIDTH, COPY=True, BLOCK=1024, num_warps=warps
-        ),
-    )  # fmt: skip
-    sweep(f"its product {depth}", megabyte * 2 + narrow, [()], lambda: torch.mm(heads_grad, weight, out=product))
-    ways = [{"PRODUCT_APART": apart, "WEIGHTS_ASIDE": aside} for apart in (False, True) for aside in (False, True)]
-    before = {name: getattr(kernels, name) for name in ways[0]}
-    for way in ways:
-        vars(kernels).update(way)
-        name = f"narrow backward {depth}" + ", apart" * way["PRODUCT_APART"] + ", aside" * way["WEIGHTS_ASIDE"]
-        moved = megabyte * (4 + 2 + 4 + 2 + 2 + 4 * way["PRODUCT_APART"]) + narrow * 2
-        call = partial(kernels.narrow_backward_kernels, grad, unit, scale, inner, heads_grad, weight, torch.bfloat16)
-        sweep(name, moved, [()], call)
-    vars(kernels).update(before)
 
 
 if __name__ == "__main__":

@@ -13,13 +13,11 @@ from meristem.errors import InputError
 from meristem.model.fused import (
     add_norm,
     cross_entropy_,
-    follow_heads,
-    gated_linear,
-    norm_project_heads,
     project_heads,
     swiglu_backward,
     swiglu_linear,
 )
+from meristem.model.fused_loops import follow_heads, gated_linear, norm_project_heads, take_heads
 from meristem.model.rotary import rotary_table
 
 from .helpers import complex_rotation, needs_gpu, relative_error, split_heads
@@ -114,7 +112,7 @@ def test_targets_outside_the_vocabulary_are_refused(target: int) -> None:
 
 OPERATORS = [
     "cross_entropy_", "swiglu_backward", "turn_heads_", "turn_heads_backward", "add_norm", "add_norm_backward",
-    "add_unit", "unturn", "narrow_backward", "follow", "follow_backward",
+    "add_unit", "unturn", "follow", "follow_backward",
 ]  # fmt: skip
 
 
@@ -139,7 +137,6 @@ def test_operators_are_registered_correctly(name: str) -> None:
         ),
     }
     row = torch.rand(6, generator=torch.Generator().manual_seed(1))
-    heads = x.flatten(0, 1).contiguous()
     grads = (x[:, :, :2], x[:, :, 2:4], x[:, :, 4:])
     four = torch.randn(2, 3, 8, 4, generator=torch.Generator().manual_seed(4))
     own = (four.flatten(0, 1), row.clone())
@@ -149,9 +146,6 @@ def test_operators_are_registered_correctly(name: str) -> None:
     followed = (x, scales.clone(), four, four.clone(), read, scales)
     arguments["follow_backward"] = (*grads, *followed, *rotary_table(4, 3), 8)
     arguments["add_unit"] = (logits, logits.bfloat16(), 1e-5, torch.bfloat16)
-    stream = torch.randn(6, 8, generator=torch.Generator().manual_seed(2))
-    products = (heads.flatten(1), torch.randn(24, 8, generator=torch.Generator().manual_seed(3)))
-    arguments["narrow_backward"] = (stream, stream, row, row, *products, torch.bfloat16)
     operator = getattr(torch.ops.meristem, name).default
     torch.library.opcheck(operator, arguments[name])
 
@@ -404,6 +398,18 @@ def test_gradcheck_of_heads_that_read_again() -> None:
     assert check(lambda *leaves: without_it(Narrow(*leaves), cos, sin, 2, follow=True), tuple(inputs))
 
 
+@pytest.mark.parametrize("dim", [0, 1])
+def test_heads_taken_once_twice_or_not_at_all(dim: int) -> None:
+    weight = torch.randn(5, 5, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64).requires_grad_()
+    heads, takers = torch.tensor([3, 1, 3]), torch.tensor([[-1, -1], [1, -1], [-1, -1], [0, 2], [-1, -1]])
+    found, expected = take_heads(weight, dim, heads, takers), weight.index_select(dim, heads)
+    assert torch.equal(found, expected)
+    grad = torch.randn(found.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    grad.select(dim, 1)[0, 0] = torch.inf  # reaches the head it belongs to and no other
+    mine, theirs = (torch.autograd.grad(o, weight, grad)[0] for o in (found, expected))
+    assert torch.equal(mine, theirs)
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_gated_product(dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(0)
@@ -441,46 +447,3 @@ def check_narrow_on_the_gpu(heads: int, dim: int, autocast: bool, follow: bool) 
 @pytest.mark.parametrize("follow", [False, True])
 def test_triton_heads_that_read_again(heads: int, dim: int, autocast: bool, follow: bool) -> None:
     check_narrow_on_the_gpu(heads, dim, autocast, follow)
-
-
-@needs_gpu
-@pytest.mark.gpu
-@pytest.mark.parametrize("autocast", [False, True])
-@pytest.mark.parametrize(("apart", "aside"), [(False, True), (True, False), (True, True)])
-def test_triton_ways_to_the_gradient(autocast: bool, apart: bool, aside: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    from meristem.model import triton_kernels
-
-    monkeypatch.setattr(triton_kernels, "PRODUCT_APART", apart)
-    monkeypatch.setattr(triton_kernels, "WEIGHTS_ASIDE", aside)
-    for follow in (False, True):
-        check_narrow_on_the_gpu(2, 64, autocast, follow)
-
-
-@needs_gpu
-@pytest.mark.gpu
-def test_the_weights_gradient_on_a_second_stream_can_be_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A CUDA graph of forward and backward gives what the calls themselves give, time after time."""
-    from meristem.model import triton_kernels
-
-    monkeypatch.setattr(triton_kernels, "WEIGHTS_ASIDE", True)
-    inputs, (cos, sin) = narrow_inputs(2, 64, width=200).to("cuda", torch.float32), rotary_table(64, 7)
-    table = cos.cuda(), sin.cuda()
-
-    def gradients() -> tuple[Tensor, ...]:
-        found = without_it(inputs, *table, 2, follow=True)
-        return torch.autograd.grad(found, inputs, [o.detach() for o in found])
-
-    before = torch.cuda.Stream()
-    before.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(before):
-        expected = [g.clone() for g in gradients()]
-    torch.cuda.current_stream().wait_stream(before)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        found = gradients()
-    for _ in range(3):
-        for gradient in found:
-            gradient.zero_()
-        graph.replay()
-        for one, other in zip(found, expected, strict=True):
-            torch.testing.assert_close(one, other)

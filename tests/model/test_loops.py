@@ -27,7 +27,7 @@ from meristem.growth.edits import Edit, LoopHeads, RepeatBlock
 from meristem.model import Decoder, KVCache, Sampling, generate
 from meristem.model.block import Block, Pass
 from meristem.model.decoder import visibility
-from meristem.model.fused import follow_heads, norm_project_heads
+from meristem.model.fused_loops import follow_heads, norm_project_heads
 from meristem.model.rotary import rotary_table
 from meristem.plan import Gates, LayerPlan, Loop, Plan
 

@@ -14,6 +14,7 @@ from torch.nn.functional import linear, scaled_dot_product_attention
 from meristem.model.backends import BACKENDS
 from meristem.model.cache import CacheSlot
 from meristem.model.fused import project_heads
+from meristem.model.fused_loops import take_heads
 from meristem.model.rotary import RotaryPair
 from meristem.plan import LayerPlan
 
@@ -43,6 +44,7 @@ class Attention(nn.Module):
     """Shapes: input and output (B, T, d); the projection's rows are ordered queries, keys, values, head by head."""
 
     looped: Tensor
+    takers: Tensor
 
     def __init__(self, width: int, layer: LayerPlan) -> None:
         super().__init__()
@@ -50,15 +52,21 @@ class Attention(nn.Module):
         self.out = nn.Linear(layer.query_width, width, bias=False)
         self.backend: str | None = None  # None lets torch choose
         self.register_buffer("looped", torch.empty(0, dtype=torch.long), persistent=False)
+        self.register_buffer("takers", torch.empty(0, 0, dtype=torch.long), persistent=False)
         self.restructure(layer)
 
     def restructure(self, layer: LayerPlan) -> None:
         """Take the plan of the layer; a later one may differ in what is run again."""
         self.layer = layer
-        heads = torch.tensor(() if layer.loop is None else layer.loop.heads, dtype=torch.long)
-        shared = heads // (layer.heads // layer.kv_heads)  # the key/value head of each looped query head
-        rows = torch.cat((heads, layer.heads + shared, layer.heads + layer.kv_heads + shared))
-        self.looped = rows.to(self.looped.device)
+        heads = () if layer.loop is None else layer.loop.heads
+        shared = [head // (layer.heads // layer.kv_heads) for head in heads]  # the key/value head of each
+        rows = [
+            *heads,
+            *(layer.heads + head for head in shared),
+            *(layer.heads + layer.kv_heads + head for head in shared),
+        ]
+        self.looped = torch.tensor(rows, dtype=torch.long, device=self.looped.device)
+        self.takers = torch.tensor(_takers(rows, layer), dtype=torch.long, device=self.takers.device)
         # Compiled code depends on the number of passes alone: which heads are looped is in a tensor.
         self.passes = 0 if layer.loop is None else layer.loop.passes
 
@@ -73,8 +81,9 @@ class Attention(nn.Module):
         Which heads these are is a matter of values, not of shapes: a compiled graph serves any choice.
         """
         dim = self.layer.head_dim
-        qkv = self.qkv.weight.unflatten(0, (-1, dim)).index_select(0, self.looped)
-        out = self.out.weight.unflatten(1, (-1, dim)).index_select(1, self.looped_queries)
+        qkv = take_heads(self.qkv.weight.unflatten(0, (-1, dim)), 0, self.looped, self.takers)
+        queries = self.takers[: self.layer.heads]
+        out = take_heads(self.out.weight.unflatten(1, (-1, dim)), 1, self.looped_queries, queries)
         return LoopedHeads(qkv.flatten(0, 1), out)
 
     def project(
@@ -147,3 +156,16 @@ class Attention(nn.Module):
                 is_causal=causal and mask is None,
                 enable_gqa=queries.shape[1] != keys.shape[1],
             )
+
+
+def _takers(looped: list[int], layer: LayerPlan) -> list[list[int]]:
+    """For each head of the packed projection, its places in `looped`, then -1 up to as many as there could be.
+
+    Keys and values can be taken several times, by looped queries that share them.
+    """
+    most = min(len(looped) // 3, layer.heads // layer.kv_heads)
+    places = [
+        [place for place, taken in enumerate(looped) if taken == head]
+        for head in range(layer.heads + 2 * layer.kv_heads)
+    ]
+    return [own + [-1] * (most - len(own)) for own in places]

@@ -13,7 +13,8 @@ from torch.nn.functional import linear
 
 from meristem.model.attention import Attention
 from meristem.model.cache import CacheSlot
-from meristem.model.fused import add_norm, follow_heads, gated, gated_linear, norm_project_heads, swiglu_linear
+from meristem.model.fused import add_norm, swiglu_linear
+from meristem.model.fused_loops import follow_heads, gated, gated_linear, norm_project_heads
 from meristem.model.rotary import RotaryPair
 from meristem.plan import LayerPlan
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from meristem.errors import InputError
 from meristem.model.cache import KVCache
 from meristem.model.decoder import Decoder
-from meristem.model.fused import product_dtype
+from meristem.model.operators import product_dtype
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from meristem.model.fused import IGNORE, cross_entropy_, product_dtype
+from meristem.model.fused import IGNORE, cross_entropy_
+from meristem.model.operators import product_dtype
 from meristem.plan import LOSS_CHUNK
 
 

@@ -10,7 +10,7 @@ import torch._dynamo
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from meristem.model.fused import announce_operators
+from meristem.model.operators import announce_operators
 from meristem.model.transformer import Regions
 from meristem.training.devices import autocast
 

@@ -1,0 +1,68 @@
+"""What our operators have in common: when they use Triton, in what precision they compute, what the compiler is told.
+
+An operator is something that the compiler does not fuse well by itself. It has a plain PyTorch form, which runs
+anywhere and defines the result, and a Triton form for CUDA. The compiler sees it as a single node, which it neither
+splits nor reorders.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._library.custom_ops import CustomOpDef
+
+_operators: list[CustomOpDef] = []
+
+
+def operator(name: str, mutates: Sequence[str] = ()) -> Callable[[Callable[..., Any]], CustomOpDef]:
+    """Make an operator of a function; `mutates` names the arguments it writes to."""
+
+    def register(function: Callable[..., Any]) -> CustomOpDef:
+        _operators.append(torch.library.custom_op(f"meristem::{name}", function, mutates_args=mutates))
+        return _operators[-1]
+
+    return register
+
+
+def announce_operators() -> None:
+    """Tell the compiler about our operators before it meets them in a deep model.
+
+    Torch before 2.13 describes an operator it does not know with all that leads up to it, in text, for a log line that
+    nobody asked for; in a chain of such operators that takes time exponential in the depth.
+    """
+    from torch._inductor.lowering import lowerings, make_fallback, tag_to_layout_constraint
+    from torch._library.utils import get_layout_constraint_tag
+
+    for known in _operators:
+        target = known._opoverload
+        if target not in lowerings:
+            tag = get_layout_constraint_tag(target, with_default=True)
+            make_fallback(target, layout_constraint=tag_to_layout_constraint(tag), warn=False)
+
+
+@cache
+def _has_triton() -> bool:
+    try:
+        import triton  # noqa: F401
+    except ImportError:
+        return False
+    return True
+
+
+def use_triton(x: Tensor) -> bool:
+    return x.is_cuda and x.dtype != torch.float64 and _has_triton()
+
+
+def product_dtype(x: Tensor) -> torch.dtype:
+    """The dtype that products of x run in: autocast's if it is on, else its own."""
+    device = x.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
+
+
+def wide_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The precision of sums: float32, or float64 for float64."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
