@@ -36,7 +36,8 @@ def compare_growth(
     """Everything that growth costs, measured in one run; ready for JSON.
 
     All models are held at once and timed in turn, `rounds` times `steps` steps each, so that each round gives a ratio
-    between arms that were measured within seconds of each other.
+    between arms that were measured within seconds of each other. One more round comes first and does not count: a chip
+    is faster until it is warm.
     """
     check_minimums(("batch", batch, 1), ("steps", steps, 2), ("rounds", rounds, 2), ("passes", passes, 1))
     plans = grown_plans(plan, layers, heads, passes)
@@ -46,13 +47,14 @@ def compare_growth(
     for name, step in arms.items():
         say(f"{name}: first step {step_seconds(step, batches, device):.1f} s")
     order = list(arms)
-    for number in range(rounds):
+    for number in range(1 + rounds):
         for name in order:
             for _ in range(2):
                 arms[name](*next(batches))
             times[name].append(statistics.median(step_times(arms[name], batches, steps, device)[0]))
-        say(f"round {number + 1}: " + ", ".join(f"{name} {times[name][-1]:.2f} ms" for name in arms))
+        say(f"round {number}: " + ", ".join(f"{name} {times[name][-1]:.2f} ms" for name in arms))
         order = [*order[1:], order[0]]  # each arm comes first in turn
+    times = {name: rest for name, (_, *rest) in times.items()}
     probe = measure_probe(arms["vanilla"], batches, device, steps=steps, rounds=rounds)
     arms.clear()
     return {
