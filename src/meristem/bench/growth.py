@@ -89,7 +89,10 @@ def measure_births(
     plan: Plan, device: torch.device, layers: tuple[int, ...], heads: tuple[int, ...], passes: int, *, batch: int,
     compile: bool,
 ) -> dict[str, Any]:  # fmt: skip
-    """A scripted growth, birth by birth: how long each holds up training, and how many block graphs there are."""
+    """A scripted growth, birth by birth: how long each holds up training, and how many block graphs there are.
+
+    That is what the updates from a birth to the first one that is recorded again take more than as many of those after.
+    """
     torch._dynamo.reset()
     policy = Sgt(total_steps=1000, passes=passes, heads_per_layer=len(heads))
     step = TrainingStep(policy.prepare(plan), device, compile=compile)
@@ -100,8 +103,16 @@ def measure_births(
         for number in range(1, passes + 1):
             step.model.restructure(LoopHeads(layer, heads, number).apply(step.model.plan))
             step.gradients.restructured()
-            with_pause, without = step_seconds(step, batches, device), step_seconds(step, batches, device)
-            pauses.append({"layer": layer, "passes": number, "seconds": with_pause - without})
+            updates = [step_seconds(step, batches, device)]
+            while step.gradients.resting:
+                updates.append(step_seconds(step, batches, device))
+            without = step_seconds(step, batches, device)
+            pauses.append(
+                {
+                    "layer": layer, "passes": number, "seconds": sum(updates) - len(updates) * without,
+                    "first": updates[0] - without, "updates": len(updates),
+                }
+            )  # fmt: skip
     graphs = len(_debug_get_cache_entry_list(Regions().block.__code__)) if compile else 0
     return {
         "first_step_seconds": first, "pauses": pauses, "total_seconds": sum(p["seconds"] for p in pauses),

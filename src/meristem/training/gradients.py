@@ -41,6 +41,11 @@ class Gradients:
         self.regions = compiled_regions() if compile else Regions()
         self.graph = _Graph(self) if compile and device.type == "cuda" and self.distributed is None else None
 
+    @property
+    def resting(self) -> bool:
+        """Whether updates are not recorded for a while, because the model has changed."""
+        return self.graph is not None and self.graph.recording is None
+
     def restructured(self, model: nn.Module | None = None) -> None:
         """To be told when the model has changed: what was recorded is no longer its forward pass.
 
