@@ -7,8 +7,10 @@ import math
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 
-from meristem.gauges.demand import FLOOR, DemandGauge
+from meristem.gauges.demand import BETAS, MEMORY, RATE, DemandGauge
+from meristem.model.rotary import RotaryPair, rotary_table
 
 DOUBLE = torch.float64
 
@@ -27,148 +29,257 @@ def correlated(*shape: int, seed: int = 0) -> Tensor:
     return random(*shape, seed=seed) @ random(width, width, seed=seed + 1) / math.sqrt(width) + 0.5
 
 
+def still(dim: int, length: int = 16) -> RotaryPair:
+    """Positions that turn nothing."""
+    return torch.ones(length, 1, dim), torch.zeros(length, 1, dim)
+
+
+def gauge_of(layers: int, width: int, dim: int, rotary: RotaryPair | None = None) -> DemandGauge:
+    return DemandGauge(layers, width, rotary or rotary_table(dim, 16), dtype=DOUBLE)
+
+
+def feed(gauge: DemandGauge, x: Tensor, gradients: Tensor, allowed: Tensor | None = None, size: float = 1.0) -> None:
+    gauge.feed(x, gradients, everything(x.shape[2]) if allowed is None else allowed, torch.full((len(x),), size))
+
+
+def turned(x: Tensor, rotary: RotaryPair) -> Tensor:
+    """Rotary positions of x (B, T, e) by complex numbers."""
+    half = x.shape[-1] // 2
+    angles = torch.atan2(rotary[1][: x.shape[1], 0, half:].double(), rotary[0][: x.shape[1], 0, half:].double())
+    pairs = torch.complex(x[..., :half], x[..., half:]) * torch.polar(torch.ones_like(angles), angles)
+    return torch.cat((pairs.real, pairs.imag), -1)
+
+
+def head_output(x: Tensor, looks: Tensor, output: Tensor, allowed: Tensor, rotary: RotaryPair) -> Tensor:
+    """What a head of x (B, T, d) writes, by torch's own attention; its mean over all tokens is taken away."""
+    query, key = (turned(x @ look, rotary) for look in looks)
+    read = scaled_dot_product_attention(query, key, x, attn_mask=allowed)
+    return (read - read.mean((0, 1))) @ output.T
+
+
 @pytest.mark.parametrize("causal", [False, True])
 def test_oracle_20_the_gain_is_the_slope_of_a_real_head(causal: bool) -> None:
-    """The mixed second difference of a loss in output amplitude and score scale of a softmax head, at 1e-3 each."""
-    batch, length, width, dim, small = 3, 7, 10, 3, 1e-3
+    """Differences of a loss: in the output amplitude of a softmax head, and in that and its score scale, at 1e-3 each.
+
+    The loss is not quadratic, so that it has more than a second derivative.
+    """
+    batch, length, width, dim, small = 3, 7, 10, 4, 1e-3
     x, base, target = (f(batch, length, width, seed=s) for f, s in ((correlated, 0), (random, 3), (random, 4)))
     allowed = everything(length).tril() if causal else everything(length)
+    rotary = rotary_table(dim, 16)
 
     def loss(y: Tensor) -> Tensor:
-        """Per sequence, then averaged: not quadratic, so that it has more than a second derivative."""
-        return torch.cosh(y - target).sum((1, 2)).mean()
+        return torch.cosh(0.3 * (y - target)).sum((1, 2)).mean()
 
     leaf = base.clone().requires_grad_()
     (gradient,) = torch.autograd.grad(loss(leaf), leaf)
-    gauge = DemandGauge(1, width, dim, dtype=DOUBLE)
-    gradients = gradient[None] * batch  # of a sequence's own loss
-    gauge.feed(x[None], gradients, allowed)
-    scores = (gauge.scores.left_core @ gauge.scores.right.mT)[0]
+    gauge = gauge_of(1, width, dim, rotary)
+    feed(gauge, x[None], gradient[None] * batch, allowed)
     output = (gauge.outputs.left_core @ gauge.outputs.right.mT)[0]
-    gauge.feed(x[None], gradients, allowed)
-    gain = float(gauge.sums[0] / gauge.sums[3])
-    white = ((x[None] - gauge.mean) @ gauge.whitener[:, None])[0]
 
-    def with_head(amplitude: float, scale: float) -> float:
-        weights = (scale * white @ scores @ white.mT).masked_fill(~allowed, -math.inf).softmax(-1)
-        return float(loss(base + amplitude * weights @ white @ output.T))
+    def gain_and_slope(scale: float) -> tuple[float, float]:
+        """Of the head with scores of that scale: what the gauge says, and the difference in the amplitude."""
+        scaled = gauge_of(1, width, dim, rotary)
+        scaled.load(gauge.tensors(), gauge.values())
+        scaled.looks[0] *= scale
+        written = small * head_output(x, scaled.looks[:, 0], output, allowed, rotary)
+        feed(scaled, x[None], gradient[None] * batch, allowed)
+        gain, _, size, count = (float(value) for value in scaled.sums)
+        assert small**2 * size == pytest.approx(float(written.square().sum()), rel=1e-6)
+        return gain / count, float(loss(base + written) - loss(base - written)) / (2 * small)
 
-    corners = [(a, s, a * s) for a in (small, -small) for s in (small, -small)]
-    slope = sum(math.copysign(with_head(a, s), sign) for a, s, sign in corners) / (4 * small**2)
+    gain, slope = gain_and_slope(1.0)
     assert -gain == pytest.approx(slope, rel=1e-4)
+    (gain, slope), (less, lower) = gain_and_slope(small), gain_and_slope(-small)
+    assert -(gain - less) == pytest.approx(slope - lower, rel=1e-4)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_queries_and_keys_climb_the_slope(causal: bool) -> None:
+    """Against finite differences of the slope, through Adam's first step and its moments."""
+    length, width, dim = 5, 6, 2
+    x, gradients = correlated(4, length, width), random(4, length, width, seed=3)
+    allowed = everything(length).tril() if causal else everything(length)
+    gauge = gauge_of(1, width, dim)
+    feed(gauge, x[None], gradients[None], allowed)
+    output, before = (gauge.outputs.left_core @ gauge.outputs.right.mT)[0], gauge.looks[:, 0].clone()
+    feed(gauge, x[None], gradients[None], allowed)
+
+    def slope(looks: Tensor) -> Tensor:
+        written = head_output(x, looks, output, allowed, rotary_table(dim, 16))
+        return -(gradients * written).sum() / written.square().sum().sqrt()
+
+    steps = 1e-6 * torch.eye(before.numel(), dtype=DOUBLE).view(-1, *before.shape)
+    expected = torch.stack([(slope(before + step) - slope(before - step)) / 2e-6 for step in steps]).view_as(before)
+    torch.testing.assert_close(gauge.moments[0, :, 0], (1 - BETAS[0]) * expected, rtol=1e-5, atol=1e-8)
+    torch.testing.assert_close(gauge.looks[:, 0], before + RATE * expected.sign(), rtol=0, atol=1e-6)
 
 
 def test_oracle_17_noise_is_not_a_demand() -> None:
     """Gradients that have nothing to do with the tokens: |z| < 4 in at least 95 of 100 windows."""
-    gauge = DemandGauge(4, 16, 4)
+    gauge = DemandGauge(4, 16, rotary_table(4, 8))
     certain = 0
     for window in range(25):
-        for feed in range(10):
-            seed = 100 * window + feed
+        for number in range(10):
+            seed = 100 * window + number
             x, noise = (random(4, 16, 8, 16, seed=s, dtype=torch.float32) for s in (seed, seed + 50))
-            gauge.feed(x, noise, everything(8))
+            feed(gauge, x, noise)
         certain += sum(abs(reading.certainty) >= 4 for reading in gauge.readings())
-        gauge.reset()
+        gauge.reset(range(4))
     assert certain <= 5
 
 
 def test_a_head_that_is_missing_is_demanded_and_found() -> None:
-    """Targets from one head of rank one: the certainty is high, and the directions are that head's."""
+    """Targets from one head of rank one: the certainty is high, and the scout looks where that head looks."""
     width, dim = 16, 2
     basis, _ = torch.linalg.qr(random(width, width, seed=9))
     look, seen, read, write = basis.float()[:4]
-    gauge = DemandGauge(1, width, dim)
-    for feed in range(20):
-        x = random(128, 12, width, seed=feed, dtype=torch.float32)
+    gauge = DemandGauge(1, width, still(dim))
+    for number in range(150):
+        x = random(128, 12, width, seed=number, dtype=torch.float32)
         weights = (2.5 * (x @ look)[:, :, None] * (x @ seen)[:, None, :]).softmax(-1)
         target = (weights @ (x @ read)[:, :, None]) * write
-        gauge.feed(x[None], -2 * target[None], everything(12))  # the gradient of a squared error where nothing is said
+        feed(gauge, x[None], -2 * target[None])  # the gradient of a squared error where nothing is said
     (reading,) = gauge.readings()
     assert reading.certainty > 6
     query, key = gauge.directions(0)
     assert query.shape == key.shape == (dim, width)
-    # What is looked for and what is read there enter alike at first order, so the keys may be any mixture of the two.
-    for found, true in ((query, look[None]), (key, torch.stack((seen, read)))):
-        assert float(found.norm()) == pytest.approx(math.sqrt(dim), rel=1e-4)
-        assert float((true @ found[0]).norm() / found[0].norm()) > 0.7  # by chance it would be about 0.3
+    form = query.T @ key  # by chance a share of it is about 1 / 16
+    assert float(look @ form @ seen / form.norm()) > 0.7
+    assert float(gauge.outputs.left[0].T.matmul(write).norm()) > 0.9
+    assert all(float(part.norm()) == pytest.approx(math.sqrt(dim), rel=1e-4) for part in (query, key))
 
 
-def test_strong_directions_are_weakened_as_a_symmetric_root_would() -> None:
-    gauge = DemandGauge(2, 12, 3, dtype=DOUBLE)
-    x = torch.stack((correlated(8, 9, 12, seed=0), 30 * correlated(8, 9, 12, seed=5)))
-    for _ in range(3):
-        gauge.feed(x, random(2, 8, 9, 12, seed=7), everything(9))
-    assert gauge.covariance is not None
-    for layer in range(2):
-        covariance = torch.cov(x[layer].flatten(0, 1).T, correction=0)
-        torch.testing.assert_close(gauge.covariance[layer], covariance)
-        eye = torch.eye(12, dtype=DOUBLE)
-        floored = covariance + FLOOR * covariance.diagonal().mean() * eye
-        whitener = gauge.whitener[layer]
-        torch.testing.assert_close(whitener.T @ floored @ whitener, eye, rtol=0, atol=1e-9)
-        values, vectors = torch.linalg.eigh(floored)
-        torch.testing.assert_close(
-            whitener, vectors * values.rsqrt() @ vectors.T, rtol=0, atol=1e-6 * float(values[0]) ** -0.5
-        )
+def test_a_head_that_looks_by_position_is_demanded() -> None:
+    """Each token asks for what the one before it was; without positions that cannot be seen."""
+    width, dim = 16, 8
+    write = torch.linalg.qr(random(width, width, seed=9))[0].float()
+
+    def certainty(rotary: RotaryPair) -> float:
+        gauge = DemandGauge(1, width, rotary)
+        for number in range(100):
+            x = random(32, 12, width, seed=number, dtype=torch.float32) + 1
+            feed(gauge, x[None], -x.roll(1, 1)[None] @ write, everything(12).tril())
+        return gauge.readings()[0].certainty
+
+    assert certainty(rotary_table(dim, 16)) > 2 * certainty(still(dim))
 
 
-def test_inputs_that_change_at_once_are_followed() -> None:
-    """The iteration goes on from the last whitening, which may be far too large for the new inputs."""
-    gauge = DemandGauge(1, 12, 3, dtype=DOUBLE)
-    for feed in range(60):
-        scale = 1.0 if feed < 5 else 1000.0
-        gauge.feed(scale * correlated(1, 8, 9, 12, seed=feed), random(1, 8, 9, 12, seed=feed), everything(9))
-        assert bool(gauge.whitener.isfinite().all())
-    assert gauge.covariance is not None
-    eye = torch.eye(12, dtype=DOUBLE)
-    floored = gauge.covariance[0] + FLOOR * gauge.covariance[0].diagonal().mean() * eye
-    torch.testing.assert_close(gauge.whitener[0].T @ floored @ gauge.whitener[0], eye, rtol=0, atol=0.05)
+def test_what_is_asked_for_of_all_tokens_alike_is_not_a_demand() -> None:
+    """The same gradient everywhere is for the feed-forward or the embedding; with it or without, nothing changes."""
+    x, gradients, same = correlated(1, 4, 6, 8), random(1, 4, 6, 8, seed=2), random(8, seed=3)
+    plain, shifted = gauge_of(1, 8, 2), gauge_of(1, 8, 2)
+    for number in range(5):
+        feed(plain, x.roll(number, 1), gradients.roll(number, 1))
+        feed(shifted, x.roll(number, 1), gradients.roll(number, 1) + same)
+    assert shifted.readings()[0].slope == pytest.approx(plain.readings()[0].slope, rel=1e-9)
+
+
+def test_the_slope_is_in_units_of_the_stream() -> None:
+    """A stream, and with it all that is written, twice as large has gradients half as large: the demand is the same."""
+    x, gradients = correlated(1, 4, 6, 8), random(1, 4, 6, 8, seed=2)
+    one, two = gauge_of(1, 8, 2), gauge_of(1, 8, 2)
+    for number in range(5):
+        feed(one, x.roll(number, 1), gradients.roll(number, 1), size=3.0)
+        feed(two, x.roll(number, 1), gradients.roll(number, 1) / 2, size=6.0)
+    for name in ("slope", "certainty"):
+        assert getattr(two.readings()[0], name) == pytest.approx(getattr(one.readings()[0], name), rel=1e-9)
+
+
+def test_the_spectrum_counts_the_heads_of_a_teacher() -> None:
+    """Output maps of three heads, orthogonal and of rank one: three clear directions, the rest small of either sign."""
+    width, dim, heads = 12, 2, 3
+    basis = torch.linalg.qr(random(width, width, seed=9))[0].float()
+    gauge = DemandGauge(1, width, still(dim))
+    earlier = torch.empty(0)
+    for number in range(20):
+        x = random(256, 8, width, seed=number, dtype=torch.float32)
+        target = torch.zeros_like(x)
+        for look, seen, read, write in basis.view(heads, 4, width):
+            weights = (2.5 * (x @ look)[:, :, None] * (x @ seen)[:, None, :]).softmax(-1)
+            target += (weights @ (x @ read)[:, :, None]) * write
+        feed(gauge, x[None], -2 * target[None])
+        if number == 9:
+            earlier = gauge.outputs.total.clone()
+    (spectrum,) = gauge.spectra(earlier, 10)
+    assert min(spectrum[:heads]) > 0.3 * spectrum[0]
+    assert max(map(abs, spectrum[heads:])) < 0.2 * spectrum[0]
+
+
+def test_the_output_map_is_the_best_of_its_rank() -> None:
+    """Of one batch again and again, with queries and keys held still: as a singular value decomposition has it."""
+    x, gradients = correlated(1, 6, 7, 10), random(1, 6, 7, 10, seed=4)
+    gauge = gauge_of(1, 10, 2)
+    looks = gauge.looks.clone()
+    for _ in range(60):
+        gauge.looks = looks.clone()
+        feed(gauge, x, gradients)
+    read = head_output(x[0], looks[:, 0], torch.eye(10, dtype=DOUBLE), everything(7), rotary_table(2, 16))
+    asked = -gradients[0].flatten(0, 1).T @ read.flatten(0, 1) / 6
+    torch.testing.assert_close(gauge.outputs.total[0], (1 - MEMORY**60) * asked)
+    left, values, right = torch.linalg.svd(asked)
+    best = (left[:, :2] * values[:2]) @ right[:2]
+    found = (gauge.outputs.left_core @ gauge.outputs.right.mT)[0]
+    torch.testing.assert_close(found, best / best.norm(), rtol=0, atol=1e-3)
 
 
 def test_a_state_goes_on_exactly() -> None:
     def fed(gauge: DemandGauge, feeds: range) -> DemandGauge:
-        for feed in feeds:
-            gauge.feed(correlated(2, 6, 9, 12, seed=feed), random(2, 6, 9, 12, seed=feed), everything(9))
+        for number in feeds:
+            feed(gauge, correlated(2, 6, 9, 12, seed=number), random(2, 6, 9, 12, seed=number))
         return gauge
 
-    whole = fed(DemandGauge(2, 12, 3, dtype=DOUBLE), range(6))
-    half = fed(DemandGauge(2, 12, 3, dtype=DOUBLE), range(3))
-    again = DemandGauge(2, 12, 3, dtype=DOUBLE)
-    again.load({name: tensor.clone() for name, tensor in half.tensors().items()}, half.values())
+    whole = fed(gauge_of(2, 12, 4), range(6))
+    half = fed(gauge_of(2, 12, 4), range(3))
+    again = gauge_of(2, 12, 4)
+    again.load(half.tensors(), half.values())
     fed(again, range(3, 6))
     assert again.readings() == whole.readings()
-    again.reset()
-    whole.reset()
+    again.reset([1])
+    whole.reset([1])
     assert fed(again, range(3)).readings() == fed(whole, range(3)).readings()
+
+
+def test_a_change_in_one_layer_leaves_the_scouts_of_others() -> None:
+    gauge = gauge_of(2, 12, 4)
+    for number in range(4):
+        feed(gauge, correlated(2, 6, 9, 12, seed=number), random(2, 6, 9, 12, seed=number))
+    before = {name: value.clone() for name, value in gauge.tensors().items()}
+    gauge.reset([1])
+    after = gauge.tensors()
+    assert [reading.certainty for reading in gauge.readings()] == [0.0, 0.0]
+    for name, axis in (("looks", 1), ("moments", 2), ("outputs.total", 0), ("outputs.left", 0), ("outputs.core", 0)):
+        assert torch.equal(after[name].select(axis, 0), before[name].select(axis, 0))
+        assert not torch.equal(after[name].select(axis, 1), before[name].select(axis, 1))
 
 
 def test_less_may_be_asked_for_than_a_head_could_do() -> None:
     """A demand of rank one, and none at all, in float32: nothing is divided by nothing."""
     x, (write, read) = random(2, 32, 8, 16, seed=0, dtype=torch.float32), torch.eye(16)[:2]
     wanted = (x[:1] @ read)[..., None].cumsum(2) * write
-    gauge = DemandGauge(2, 16, 4)
-    for feed in range(8):
+    gauge = DemandGauge(2, 16, rotary_table(4, 8))
+    for number in range(8):
         gradients = torch.cat((wanted, torch.zeros_like(wanted)))
-        gauge.feed(x.roll(feed, 1), gradients.roll(feed, 1), everything(8).tril())
+        feed(gauge, x.roll(number, 1), gradients.roll(number, 1), everything(8).tril())
     assert all(bool(tensor.isfinite().all()) for tensor in gauge.tensors().values())
-    for basis in (gauge.scores.left, gauge.scores.right, gauge.outputs.left, gauge.outputs.right):
+    for basis in (gauge.outputs.left, gauge.outputs.right):
         torch.testing.assert_close(basis.mT @ basis, torch.eye(4).expand(2, 4, 4), rtol=0, atol=1e-3)
 
 
 def test_layers_do_not_disturb_each_other() -> None:
     x, gradients = correlated(3, 5, 6, 8), random(3, 5, 6, 8, seed=2)
-    together = DemandGauge(3, 8, 2, dtype=DOUBLE)
+    together = gauge_of(3, 8, 2)
+    start = {name: value.clone() for name, value in together.tensors().items()}
     for step in range(6):
-        together.feed(x.roll(step, 1), gradients.roll(step, 1), everything(6))
+        feed(together, x.roll(step, 1), gradients.roll(step, 1))
+    axes = {"sums": 1, "looks": 1, "moments": 2}
     for layer in range(3):
-        alone = DemandGauge(1, 8, 2, dtype=DOUBLE)
-        for mine, theirs in ((alone.scores, together.scores), (alone.outputs, together.outputs)):
-            fresh = DemandGauge(3, 8, 2, dtype=DOUBLE)
-            start = fresh.scores if theirs is together.scores else fresh.outputs
-            mine.left, mine.right = start.left[layer : layer + 1], start.right[layer : layer + 1]
+        alone = gauge_of(1, 8, 2)
+        own = {name: value.narrow(axes.get(name, 0), layer, 1) for name, value in start.items()}
+        alone.load(own, alone.values())
         for step in range(6):
             part = slice(layer, layer + 1)
-            alone.feed(x[part].roll(step, 1), gradients[part].roll(step, 1), everything(6))
+            feed(alone, x[part].roll(step, 1), gradients[part].roll(step, 1))
         expected = together.readings()[layer]
         assert alone.readings()[0].certainty == pytest.approx(expected.certainty, rel=1e-6)
         assert alone.readings()[0].slope == pytest.approx(expected.slope, rel=1e-6)
@@ -177,25 +288,26 @@ def test_layers_do_not_disturb_each_other() -> None:
 def test_padding_is_not_seen() -> None:
     """Sequences with padding behind them give what they give without it."""
     x, gradients = correlated(1, 4, 6, 8), random(1, 4, 6, 8, seed=2)
-    short, padded = (DemandGauge(1, 8, 2, dtype=DOUBLE) for _ in range(2))
+    short, padded = gauge_of(1, 8, 2), gauge_of(1, 8, 2)
     allowed = torch.zeros(4, 9, 9, dtype=torch.bool)
     allowed[:, :6, :6] = True
     for step in range(4):
         mine, theirs = (t.roll(step, 1) for t in (x, gradients))
-        short.feed(mine, theirs, everything(6))
+        feed(short, mine, theirs)
         padding = random(1, 4, 3, 8, seed=11)
         # The loss does not depend on padding.
-        padded.feed(torch.cat((mine, padding), 2), torch.cat((theirs, 0 * padding), 2), allowed)
+        feed(padded, torch.cat((mine, padding), 2), torch.cat((theirs, 0 * padding), 2), allowed)
     assert padded.readings()[0].certainty == pytest.approx(short.readings()[0].certainty, rel=1e-9)
-    torch.testing.assert_close(padded.scores.total, short.scores.total)
+    torch.testing.assert_close(padded.outputs.total, short.outputs.total)
+    torch.testing.assert_close(padded.looks, short.looks)
 
 
 def test_memory_does_not_depend_on_batch_or_length() -> None:
     def held(batch: int, length: int) -> int:
-        gauge = DemandGauge(2, 16, 4)
-        gauge.feed(random(2, batch, length, 16), random(2, batch, length, 16, seed=1), everything(length))
-        lows = (gauge.scores, gauge.outputs)
-        tensors = [value for owner in (gauge, *lows) for value in vars(owner).values() if isinstance(value, Tensor)]
+        gauge = DemandGauge(2, 16, rotary_table(4, 16))
+        feed(gauge, random(2, batch, length, 16), random(2, batch, length, 16, seed=1))
+        owners = (gauge, gauge.outputs)
+        tensors = [value for owner in owners for value in vars(owner).values() if isinstance(value, Tensor)]
         return sum(tensor.numel() for tensor in tensors)
 
-    assert held(2, 4) == held(9, 11) <= 2 * (4 * 16 * 16 + 4 * 16 * 4 + 2 * 4 * 4 + 16 + 4)
+    assert held(2, 4) == held(9, 11) <= 2 * (16 * 16 + 8 * 16 * 4 + 4 * 4 + 4)

@@ -124,8 +124,8 @@ def test_bad_settings_are_named() -> None:
 
 def test_predicted_heads_leave_out_what_is_noise() -> None:
     policy = Incrt(share=0.1)
-    assert policy.predicted([2.0, 1.0, 0.3, 0.15, 0.01, -0.1]) == {
-        "count": 3,  # 0.15 is above the noise of 0.1, but not above a tenth of the largest
+    assert policy.predicted([2.0, 1.0, 0.3, 0.15, 0.01, -0.05]) == {
+        "count": 3,  # 0.15 is above the noise of 0.1, twice the most negative, but not above a tenth of the largest
         "estimate": pytest.approx((2.0 + 1.0 + 0.3 + 0.15) / 2 * math.log(10)),
     }
     assert policy.predicted([1.0, 0.2, -1.1]) == policy.predicted([]) == {"count": 0, "estimate": 0.0}

@@ -120,14 +120,16 @@ class _Auditor:
     def _fed(self, what: str, most: int | None = None) -> list[DemandGauge]:
         """A gauge for each layer, as layers may have heads of different sizes, that has seen `most` batches or all."""
         plan, place = self.model.plan, gauge_place(self.model)
-        gauges = [DemandGauge(1, plan.width, layer.head_dim, seed=self.settings.seed, **place) for layer in plan.layers]
+        seed, dims = self.settings.seed, plan.head_dims
+        gauges = [DemandGauge(1, plan.width, self.model.angles(dim), seed=seed, **place) for dim in dims]
         for tokens, labels in self._batches(what, most):
             loss, seen = look(self.model, tokens, labels)
             if not bool(loss.isfinite()):  # it would stay in the sums for good
                 continue
             with torch.autocast(tokens.device.type, enabled=False):
                 for layer, gauge in enumerate(gauges):
-                    gauge.feed(seen.inputs[layer : layer + 1], seen.gradients[layer : layer + 1], seen.allowed)
+                    own = slice(layer, layer + 1)
+                    gauge.feed(seen.inputs[own], seen.gradients[own], seen.allowed, seen.sizes[own])
         return gauges
 
     def _asks(self, demand: RelativeDemand) -> bool:

@@ -23,12 +23,13 @@ class Seen(NamedTuple):
     """What a batch shows of every layer: what its attention reads, and the gradient of the loss by what it writes.
 
     Both are (layers, B, T, d), the gradient that of the mean loss times the number of its terms; `allowed` (T, T) or
-    (B, T, T) says which tokens each token may look at.
+    (B, T, T) says which tokens each token may look at, and `sizes` (layers,) how large the stream is.
     """
 
     inputs: Tensor
     gradients: Tensor
     allowed: Tensor
+    sizes: Tensor
 
 
 class Decision(Protocol):
@@ -93,26 +94,25 @@ class Demand:
     def __init__(self, policy: Incrt, model: Model) -> None:
         plan = model.plan
         self.policy, self.silent = policy, policy.calibration
-        self.gauge = DemandGauge(
-            len(plan.layers), plan.width, plan.head_dims[0], seed=policy.seed, **gauge_place(model)
-        )
+        rotary = model.angles(plan.head_dims[0])
+        self.gauge = DemandGauge(len(plan.layers), plan.width, rotary, seed=policy.seed, **gauge_place(model))
         self.state = policy.start(len(plan.layers))
         self.fed = 0
         self.earlier: Tensor | None = None  # the demand half-way through the calibration
         self.spectra: list[list[float]] = []  # of the demand of the model without attention
 
     def feed(self, seen: Seen) -> None:
-        self.gauge.feed(seen.inputs, seen.gradients, seen.allowed)
+        self.gauge.feed(*seen)
         self.fed += 1
         if self.fed == (self.silent + 1) // 2:
-            self.earlier = self.gauge.scores.total.clone()
+            self.earlier = self.gauge.outputs.total.clone()
 
     def calibrate(self) -> None:
         self.state = from_first_rank(self.policy.calibrated(self.state, self.gauge.readings()))
         if self.earlier is not None:  # there may have been too few feeds: those of skipped updates are left out
             self.spectra = from_first_rank(self.gauge.spectra(self.earlier, self.fed - (self.silent + 1) // 2))
         self.earlier, self.fed = None, self.silent
-        self.gauge.reset()
+        self.gauge.reset(range(self.gauge.layers))
 
     def decide(self, done: int, loss: float, full: Set[int]) -> Decision:
         decision = from_first_rank(
@@ -128,11 +128,11 @@ class Demand:
         return self.gauge.directions(layer)
 
     def born(self, layer: int) -> None:
-        self.gauge.reset()
+        self.gauge.reset([layer])
 
     def removed(self, done: int, layer: int, head: int, *, grown: bool) -> None:
         self.state = self.policy.removed(self.state, done, layer, born_here=grown)
-        self.gauge.reset()
+        self.gauge.reset([layer])
 
     def predicted(self) -> list[dict[str, float]]:
         return [self.policy.predicted(spectrum) for spectrum in self.spectra]

@@ -104,10 +104,10 @@ class Incrt:
     def predicted(self, spectrum: Sequence[float]) -> dict[str, float]:
         """How many heads the singular values of the first demand, the largest first, let one expect.
 
-        `count` are those above the threshold, `estimate` is their intrinsic dimension times the log of the range. What
-        is no larger than the most negative one is noise, which has either sign (see `DemandGauge.spectra`).
+        `count` are those above the threshold, `estimate` is their intrinsic dimension times the log of the range. Noise
+        has either sign (see `DemandGauge.spectra`): what is less than twice the most negative one counts as such.
         """
-        largest, noise = max(spectrum, default=0.0), max(0.0, -min(spectrum, default=0.0))
+        largest, noise = max(spectrum, default=0.0), max(0.0, -2 * min(spectrum, default=0.0))
         if not largest > noise:
             return {"count": 0, "estimate": 0.0}
         clear = [value / largest for value in spectrum if value > noise]

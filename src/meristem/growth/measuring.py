@@ -30,7 +30,10 @@ def look(model: Model, tokens: Tensor, labels: Tensor) -> tuple[Tensor, Seen]:
     with torch.no_grad(), torch.autocast(tokens.device.type, enabled=False):
         blocks = zip(model.stack, passes, strict=True)
         inputs = torch.stack([block.attention_input(seen.stream.detach()) for block, seen in blocks])
-        return loss.detach().float(), Seen(inputs, torch.stack(gradients) * labels.numel(), model.allowed(tokens))
+        allowed = model.allowed(tokens)
+        real = allowed.any(-1).expand(len(tokens), -1)[..., None]
+        sizes = torch.stack([_size(seen.stream.detach(), real) for seen in passes])
+        return loss.detach().float(), Seen(inputs, torch.stack(gradients) * labels.numel(), allowed, sizes)
 
 
 @torch.no_grad()
@@ -51,6 +54,13 @@ def head_moments(model: Model, batches: Iterable[Batch]) -> list[HeadMoments]:
         HeadMoments(sum_over_ranks(gram) / tokens_seen, layer.head_dim)
         for gram, layer in zip(grams, model.plan.layers, strict=True)
     ]
+
+
+def _size(stream: Tensor, real: Tensor) -> Tensor:
+    """The root mean square of a coordinate of the stream (B, T, d), over real tokens (B, T, 1) of all processes."""
+    sums = torch.stack(((stream.float() * real).square().mean(-1).sum(), real.sum()))
+    squares, count = sum_over_ranks(sums)
+    return (squares / count).sqrt()
 
 
 def _watched(model: Model, tokens: Tensor, labels: Tensor) -> tuple[Tensor, list[Pass]]:

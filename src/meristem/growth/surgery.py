@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from meristem.growth.edits import AddHead, RemoveHead
 from meristem.growth.heads import drop_head, empty_head, insert_head, mean_head
 from meristem.model.attention import Attention
+from meristem.model.rotary import RotaryPair
 from meristem.model.transformer import Watch
 from meristem.plan import Plan
 
@@ -39,6 +40,8 @@ class Model(Protocol):
     def loss(self, tokens: Tensor, labels: Tensor, *, watch: Watch | None = None) -> Tensor: ...
 
     def allowed(self, tokens: Tensor) -> Tensor: ...
+
+    def angles(self, head_dim: int) -> RotaryPair: ...
 
     def parameters(self) -> Iterator[nn.Parameter]: ...
 

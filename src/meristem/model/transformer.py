@@ -16,7 +16,7 @@ from meristem.errors import InputError
 from meristem.model.backends import choose_backends
 from meristem.model.block import INIT_STD, Block, Norm, Pass, PassWatch, draw_normal
 from meristem.model.cache import KVCache
-from meristem.model.rotary import RotaryTables
+from meristem.model.rotary import RotaryPair, RotaryTables
 from meristem.plan import Plan
 
 
@@ -109,6 +109,10 @@ class Transformer(nn.Module):
     def allowed(self, tokens: Tensor) -> Tensor:
         """Which tokens (columns) each token (row) may look at: boolean, (T, T) or (B, T, T)."""
         raise NotImplementedError
+
+    def angles(self, head_dim: int) -> RotaryPair:
+        """The turn of heads of so many dims at every position, each (T, 1, dim)."""
+        return self.rotary.pair(head_dim, slice(None))
 
     # --- structure and weights --------------------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from meristem.model.attention import Attention
 from meristem.model.block import Pass, draw_normal
+from meristem.model.rotary import RotaryPair
 from meristem.model.transformer import Watch
 from meristem.plan import LayerPlan, Plan
 
@@ -58,12 +59,18 @@ class Student(nn.Module):
             assert watch is not None
             watch(0, 0, Pass(queries, keys, mixed, tokens, update))
 
-        result: Tensor = attention(tokens, (self.cos, self.sin), causal=False, watch=None if watch is None else show)
+        result: Tensor = attention(
+            tokens, self.angles(attention.layer.head_dim), causal=False, watch=None if watch is None else show
+        )
         return result
 
     def loss(self, tokens: Tensor, labels: Tensor, *, watch: Watch | None = None) -> Tensor:
         """Squared error, summed over a token's coordinates, averaged over tokens."""
         return (self(tokens, watch) - labels).square().sum(-1).mean()
+
+    def angles(self, head_dim: int) -> RotaryPair:
+        """No turn at any position."""
+        return self.cos, self.sin
 
     def allowed(self, tokens: Tensor) -> Tensor:
         """Every token may look at every one, (T, T)."""
