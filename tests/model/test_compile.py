@@ -12,6 +12,7 @@ from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from meristem.model import Decoder
+from meristem.model.operators import announce_operators
 from meristem.plan import Gates
 
 from .helpers import lively, looped, needs_gpu, random_tokens, relative_error, small_plan
@@ -19,6 +20,7 @@ from .helpers import lively, looped, needs_gpu, random_tokens, relative_error, s
 
 @pytest.fixture(autouse=True)
 def fresh_compiler() -> Iterator[None]:
+    announce_operators()  # a whole model in one graph takes forever without it
     torch._dynamo.reset()
     yield
     torch._dynamo.reset()
