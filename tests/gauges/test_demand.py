@@ -82,6 +82,7 @@ def test_oracle_20_the_gain_is_the_slope_of_a_real_head(causal: bool) -> None:
         scaled = gauge_of(1, width, dim, rotary)
         scaled.load(gauge.tensors(), gauge.values())
         scaled.looks[0] *= scale
+        scaled.sums.zero_()
         written = small * head_output(x, scaled.looks[:, 0], output, allowed, rotary)
         feed(scaled, x[None], gradient[None] * batch, allowed)
         gain, _, size, count = (float(value) for value in scaled.sums)
@@ -101,7 +102,6 @@ def test_queries_and_keys_climb_the_slope(causal: bool) -> None:
     x, gradients = correlated(4, length, width), random(4, length, width, seed=3)
     allowed = everything(length).tril() if causal else everything(length)
     gauge = gauge_of(1, width, dim)
-    feed(gauge, x[None], gradients[None], allowed)
     output, before = (gauge.outputs.left_core @ gauge.outputs.right.mT)[0], gauge.looks[:, 0].clone()
     feed(gauge, x[None], gradients[None], allowed)
 
@@ -247,8 +247,16 @@ def test_a_change_in_one_layer_leaves_the_scouts_of_others() -> None:
     before = {name: value.clone() for name, value in gauge.tensors().items()}
     gauge.reset([1])
     after = gauge.tensors()
-    assert [reading.certainty for reading in gauge.readings()] == [0.0, 0.0]
-    for name, axis in (("looks", 1), ("moments", 2), ("outputs.total", 0), ("outputs.left", 0), ("outputs.core", 0)):
+    assert [reading.feeds for reading in gauge.readings()] == [4, 0]
+    assert gauge.readings()[1].certainty == gauge.readings()[1].slope == 0
+    for name, axis in (
+        ("sums", 1),
+        ("looks", 1),
+        ("moments", 2),
+        ("outputs.total", 0),
+        ("outputs.left", 0),
+        ("outputs.core", 0),
+    ):
         assert torch.equal(after[name].select(axis, 0), before[name].select(axis, 0))
         assert not torch.equal(after[name].select(axis, 1), before[name].select(axis, 1))
 

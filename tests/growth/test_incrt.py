@@ -14,15 +14,15 @@ from meristem import InputError
 from meristem.gauges.demand import DemandReading
 from meristem.growth.incrt import DemandDecision, Incrt, IncrtState
 
-STRONG, WEAK, UNSURE = DemandReading(9.0, 1.0), DemandReading(9.0, 0.05), DemandReading(3.0, 1.0)
 SEEN = 100  # feeds; enough
+STRONG, WEAK, UNSURE = (DemandReading(*reading, SEEN) for reading in ((9.0, 1.0), (9.0, 0.05), (3.0, 1.0)))
 
 
 def run(policy: Incrt, *layers: DemandReading, until: int, losses: float = 1.0) -> list[tuple[int, DemandDecision]]:
     """Decisions with readings that never change."""
     state, decisions = policy.calibrated(policy.start(len(layers)), [STRONG] * len(layers)), []
     for done in range(policy.decide_every, until + 1, policy.decide_every):
-        decision = policy.decide(state, done, layers, losses, SEEN)
+        decision = policy.decide(state, done, layers, losses)
         state = decision.state
         decisions.append((done, decision))
     return decisions
@@ -33,7 +33,7 @@ def births(decisions: list[tuple[int, DemandDecision]]) -> list[tuple[int, int]]
 
 
 def test_births_come_one_per_cool_down_where_the_demand_is_largest() -> None:
-    weaker = DemandReading(9.0, 0.5)
+    weaker = DemandReading(9.0, 0.5, SEEN)
     assert births(run(Incrt(), weaker, STRONG, UNSURE, until=900)) == [(300, 1), (500, 1), (700, 1), (900, 1)]
 
 
@@ -41,7 +41,8 @@ def test_births_come_one_per_cool_down_where_the_demand_is_largest() -> None:
     ("reading", "rule"),
     [
         (UNSURE, "the demand is not certain"), (WEAK, "the demand is small"),
-        (DemandReading(math.nan, 1.0), "the demand is not finite"), (DemandReading(9.0, math.inf), "the demand is not"),
+        (DemandReading(math.nan, 1.0, SEEN), "the demand is not finite"),
+        (DemandReading(9.0, math.inf, SEEN), "the demand is not"),
     ],
 )  # fmt: skip
 def test_what_is_not_asked_for_is_not_born(reading: DemandReading, rule: str) -> None:
@@ -56,7 +57,7 @@ def test_a_birth_waits_for_the_loss_to_stop_falling() -> None:
     born = []
     for done in range(50, 1501, 50):
         loss = 0.9 ** (done / 50) if done <= 1000 else 0.9**20  # 34 % in a cool-down, until it stops
-        decision = policy.decide(state, done, [STRONG], loss, SEEN)
+        decision = policy.decide(state, done, [STRONG], loss)
         state = decision.state
         born += [done] if decision.layer is not None else []
         if done == 600:
@@ -68,17 +69,19 @@ def test_a_falling_demand_is_left_alone() -> None:
     policy = Incrt()
     state = policy.calibrated(policy.start(1), [STRONG])
     for step in range(1, 11):
-        reading = DemandReading(9.0, 0.75**step)
-        state = (decision := policy.decide(state, 50 * step, [reading], 1.0, SEEN)).state
+        reading = DemandReading(9.0, 0.75**step, SEEN)
+        state = (decision := policy.decide(state, 50 * step, [reading], 1.0)).state
         assert decision.layer is None
 
 
 def test_births_end_in_time_and_wait_for_feeds() -> None:
     policy = Incrt(last_birth=600)
     assert births(run(policy, STRONG, until=2000)) == [(300, 0), (500, 0)]
-    decision = policy.decide(run(policy, STRONG, until=250)[-1][1].state, 300, [STRONG], 1.0, 4)
-    assert decision.layer is None
-    assert decision.rules[0].endswith("too little has been seen since the last change")
+    news = replace(STRONG, feeds=policy.feeds - 1)
+    assert births(run(policy, news, WEAK, until=2000)) == []
+    decisions = run(policy, news, STRONG, until=2000)
+    assert births(decisions) == [(300, 1), (500, 1)]  # what one layer waits for does not hold up others
+    assert all(decision.rules[0].startswith("too little has been seen since the last") for _, decision in decisions)
 
 
 @settings(max_examples=50, deadline=None)
@@ -91,7 +94,7 @@ def test_oracle_22_cycles_are_bounded(layers: int, share: float, removals: list[
     for remove in [*removals, *[True] * 80]:
         for _ in range(6):
             done += policy.decide_every
-            decision = policy.decide(state, done, [STRONG] * layers, 1.0, SEEN)
+            decision = policy.decide(state, done, [STRONG] * layers, 1.0)
             state = decision.state
             if decision.layer is not None and remove:
                 undone[decision.layer] += 1

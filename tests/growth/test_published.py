@@ -26,7 +26,7 @@ WEAK = replace(STRONG, lambda_max=0.09)
 
 
 def decided(policy: Published, *readings: EnergyReading, done: int = 500, **view: Any) -> PublishedDecision:
-    return policy.decide(policy.start(len(readings)), done, readings, 1.0, 10, **view)
+    return policy.decide(policy.start(len(readings)), done, readings, **view)
 
 
 def test_a_head_is_born_where_energy_is_furthest_above_its_threshold() -> None:
@@ -79,7 +79,7 @@ def test_quiet_heads_leave_after_grace_and_patience(decide_every: int) -> None:
     policy = Published(decide_every=decide_every)
     state, done = policy.start(2), 0
     layers = [replace(WEAK, heads=(LOUD, QUIET)), replace(WEAK, heads=(QUIET,))]
-    while (decision := policy.decide(state, done := done + decide_every, layers, 1.0, 0)).removal is None:
+    while (decision := policy.decide(state, done := done + decide_every, layers)).removal is None:
         state = decision.state
     assert 200 + 500 - decide_every <= done <= 200 + 500
     assert decision.removal == (0, 1)  # the last head of a layer stays
@@ -87,7 +87,7 @@ def test_quiet_heads_leave_after_grace_and_patience(decide_every: int) -> None:
     state = policy.removed(decision.state, done, 0, head=1)
     assert [len(heads) for heads in state.layers] == [1, 1]
     layers[0] = replace(WEAK, heads=(LOUD,))
-    assert policy.decide(state, done + decide_every, layers, 1.0, 0).removal is None
+    assert policy.decide(state, done + decide_every, layers).removal is None
 
 
 def test_a_moment_of_energy_starts_the_count_again_and_newborns_have_grace() -> None:
@@ -95,14 +95,14 @@ def test_a_moment_of_energy_starts_the_count_again_and_newborns_have_grace() -> 
     state, done, quiet = policy.start(1), 200, []
     for energy in (0.0005, 0.0005, 0.0005, 0.0011, 0.0005, math.nan, 0.0005):
         reading = replace(WEAK, heads=(LOUD, HeadReading(energy, 0.7)))
-        state = policy.decide(state, done := done + 5, [reading], 1.0, 0).state
+        state = policy.decide(state, done := done + 5, [reading]).state
         quiet.append(state.layers[0][1].quiet)
     assert quiet == [1, 2, 3, 0, 1, 0, 1]
-    born = policy.decide(state, 300, [replace(STRONG, heads=(LOUD, QUIET))], 1.0, 0)
+    born = policy.decide(state, 300, [replace(STRONG, heads=(LOUD, QUIET))])
     assert born.layer == 0
     three = replace(WEAK, heads=(LOUD, QUIET, QUIET))
-    assert [head.quiet for head in policy.decide(born.state, 305, [three], 1.0, 0).state.layers[0]] == [0, 3, 0]
-    assert [head.quiet for head in policy.decide(born.state, 500, [three], 1.0, 0).state.layers[0]] == [0, 3, 1]
+    assert [head.quiet for head in policy.decide(born.state, 305, [three]).state.layers[0]] == [0, 3, 0]
+    assert [head.quiet for head in policy.decide(born.state, 500, [three]).state.layers[0]] == [0, 3, 1]
 
 
 def test_a_birth_comes_before_a_removal_and_pruning_can_be_turned_off() -> None:
@@ -215,7 +215,7 @@ def grown(numerics: str, needed: int, updates: int, batch: int = 16) -> tuple[in
             continue
         own = Projections(query.detach(), key.detach())
         gauge.feed(x[None], [own], torch.ones(LENGTH, LENGTH, dtype=torch.bool))
-        decision = policy.decide(state, done, gauge.readings(), error, gauge.feeds)
+        decision = policy.decide(state, done, gauge.readings())
         state = decision.state
         if decision.layer is not None:
             gauge.born(0)
@@ -261,7 +261,7 @@ def test_births_on_a_frozen_operator_are_the_predicted_ones() -> None:
         for _ in range(10):
             gauge.feed(tokens, [heads], torch.ones(400, 400, dtype=torch.bool))
         (reading,) = gauge.readings()
-        decision = policy.decide(state, done := done + 50, [reading], 1.0, gauge.feeds)
+        decision = policy.decide(state, done := done + 50, [reading])
         state, idle = decision.state, idle + 1
         if reading.births == 0:
             predicted = reading.predicted

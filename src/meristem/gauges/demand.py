@@ -35,11 +35,13 @@ STAY = 1e-2  # of the old basis in a new one, for directions in which nothing is
 class DemandReading:
     """Of one layer: how sure the demand is (mean over standard error), and how steeply the loss would fall.
 
-    The slope is that of a sequence's loss, by what the head writes in units of the stream it would be added to.
+    The slope is that of a sequence's loss, by what the head writes in units of the stream it would be added to. `feeds`
+    is how many batches this layer's scout has seen.
     """
 
     certainty: float
     slope: float
+    feeds: int
 
 
 class DemandGauge:
@@ -69,10 +71,10 @@ class DemandGauge:
         self.moments = torch.zeros(2, *self.looks.shape, **self.place)  # Adam's, of the looks
         self.outputs = _LowRank(layers, width, self.head_dim, generator, self.place)
         self.sums = torch.zeros(4, layers, **self.place)  # of gains, their variance, sizes, sequences
-        self.feeds = self.updates = 0
+        self.feeds = [0] * layers
 
     def reset(self, layers: Iterable[int]) -> None:
-        """Start again after a change in some layers: with new scouts there, and no test of any."""
+        """Start again in some layers, as after a change there."""
         self.resets += 1
         generator = torch.Generator().manual_seed(self.seed + self.resets)
         looks = self._drawn(generator)
@@ -80,8 +82,8 @@ class DemandGauge:
             self.looks[:, layer] = looks[:, layer]
             self.moments[:, :, layer] = 0
             self.outputs.restart(layer, generator)
-        self.sums.zero_()
-        self.feeds = 0
+            self.sums[:, layer] = 0
+            self.feeds[layer] = 0
 
     @torch.no_grad()
     def feed(self, inputs: Tensor, gradients: Tensor, allowed: Tensor, sizes: Tensor) -> None:
@@ -111,21 +113,19 @@ class DemandGauge:
             (climb,) = torch.autograd.grad(slope.sum(), looks)
         with _coarse_products():
             asked = (weights.detach().mT @ -gradients).flatten(1, 2).mT @ x.flatten(1, 2)
-        if self.feeds:  # before, nothing has been learnt that could be tested
-            self._test(gains.detach(), gain, whole / sizes**2, sequences)
-            self._climb(sum_over_ranks(climb))
+        self._test(gains.detach(), gain, whole / sizes**2, sequences)
+        self.feeds = [feeds + 1 for feeds in self.feeds]
+        self._climb(sum_over_ranks(climb))
         self.outputs.add(sum_over_ranks(asked) / sequences)
-        self.feeds += 1
 
     def readings(self) -> list[DemandReading]:
-        """The demand of every layer, from the feeds since the last reset, the recent ones most."""
-        if self.feeds < 2:
-            return [DemandReading(0.0, 0.0)] * self.layers
+        """The demand of every layer, from the feeds since its last reset, the recent ones most."""
         gain, variance, size, count = self.sums.double().cpu()
+        count = count.clamp(min=1)
         mean = gain / count
         certainty = mean / (variance / count / count).clamp(min=1e-300).sqrt()
         slope = mean / (size / count).clamp(min=1e-300).sqrt()
-        return [DemandReading(z, g) for z, g in zip(certainty.tolist(), slope.tolist(), strict=True)]
+        return [DemandReading(*reading) for reading in zip(certainty.tolist(), slope.tolist(), self.feeds, strict=True)]
 
     def directions(self, layer: int) -> tuple[Tensor, Tensor]:
         """Query and key projections (e, d) of the head that is asked for, each of Frobenius norm sqrt(e)."""
@@ -148,16 +148,16 @@ class DemandGauge:
         own = {"sums": self.sums, "looks": self.looks, "moments": self.moments}
         return own | {f"outputs.{name}": value for name, value in vars(self.outputs).items()}
 
-    def values(self) -> dict[str, int]:
+    def values(self) -> dict[str, Any]:
         """The rest of the state, for JSON; `load` goes on from both exactly."""
-        return {"resets": self.resets, "feeds": self.feeds, "updates": self.updates}
+        return {"resets": self.resets, "feeds": self.feeds}
 
     def load(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
         """Go on from a state."""
         placed = {name: tensor.to(**self.place, copy=True) for name, tensor in tensors.items()}
         self.sums, self.looks, self.moments = (placed[name] for name in ("sums", "looks", "moments"))
         vars(self.outputs).update({name: placed[f"outputs.{name}"] for name in vars(self.outputs)})
-        self.resets, self.feeds, self.updates = (values[name] for name in ("resets", "feeds", "updates"))
+        self.resets, self.feeds = values["resets"], list(values["feeds"])
 
     def _drawn(self, generator: torch.Generator) -> Tensor:
         looks = torch.randn(2, self.layers, self.width, self.head_dim, generator=generator)
@@ -177,10 +177,9 @@ class DemandGauge:
 
     def _climb(self, slope: Tensor) -> None:
         """A step of Adam, upwards."""
-        self.updates += 1
-        betas = slope.new_tensor(BETAS).view(2, 1, 1, 1, 1)
+        betas, feeds = slope.new_tensor(BETAS).view(2, 1, 1, 1, 1), slope.new_tensor(self.feeds).view(-1, 1, 1)
         self.moments = betas * self.moments + (1 - betas) * torch.stack((slope, slope.square()))
-        mean, square = self.moments / (1 - betas**self.updates)
+        mean, square = self.moments / (1 - betas**feeds)
         self.looks = self.looks + RATE * mean / (square.sqrt() + 1e-30)
 
 

@@ -115,9 +115,7 @@ class Demand:
         self.gauge.reset(range(self.gauge.layers))
 
     def decide(self, done: int, loss: float, full: Set[int]) -> Decision:
-        decision = from_first_rank(
-            self.policy.decide(self.state, done, self.gauge.readings(), loss, self.gauge.feeds, full)
-        )
+        decision = from_first_rank(self.policy.decide(self.state, done, self.gauge.readings(), loss, full))
         self.state = decision.state
         return decision
 
@@ -172,7 +170,7 @@ class Energy:
 
     def decide(self, done: int, loss: float, full: Set[int]) -> Decision:
         self.readings = self.gauge.readings()
-        decision = from_first_rank(self.policy.decide(self.state, done, self.readings, loss, 0, full))
+        decision = from_first_rank(self.policy.decide(self.state, done, self.readings, full))
         self.state = decision.state
         return decision
 
@@ -218,7 +216,7 @@ class Chance:
         pass
 
     def decide(self, done: int, loss: float, full: Set[int]) -> Decision:
-        decision = self.policy.decide(self.state, done, full=full)
+        decision = self.policy.decide(self.state, done, full)
         self.state = decision.state
         return decision
 

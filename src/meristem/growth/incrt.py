@@ -80,7 +80,7 @@ class Incrt:
     steady: float = 0.8  # and not be falling by itself: at least this share of the value before
     plateau: float = 0.25  # births wait while the loss falls by this share within a cool-down
     hits: int = 2  # decisions in a row
-    feeds: int = 5  # that the gauge must have seen since the last change
+    feeds: int = 20  # that a layer's gauge must have seen since the last change there
     prune: bool = True
     pruning: Pruning = field(default_factory=Pruning)
     seed: int = 0
@@ -130,33 +130,31 @@ class Incrt:
         return done - state.last_change >= self.cool_down
 
     def decide(
-        self, state: IncrtState, done: int, readings: Sequence[DemandReading], loss: float, feeds: int,
+        self, state: IncrtState, done: int, readings: Sequence[DemandReading], loss: float,
         full: Set[int] = frozenset(),
     ) -> DemandDecision:  # fmt: skip
-        """After `done` updates, `feeds` of which the gauge has seen since the last change; `loss` is smoothed.
-
-        Layers that are `full` have as many heads as they may have.
-        """
+        """After `done` updates; `loss` is smoothed, and layers that are `full` have as many heads as they may have."""
         state = self.calibrated(state, readings)
         relative = self.relative(state, readings)
         judged = [self._judge(layer, reading) for layer, reading in zip(state.layers, readings, strict=True)]
         losses = (*(entry for entry in state.losses if entry[0] >= done - self.cool_down), (done, loss))
         state = replace(state, layers=tuple(layer for layer, _ in judged), losses=losses)
         rules = tuple(rule for _, rule in judged)
-        waiting = self._waiting(state, done, feeds)
+        waiting = self._waiting(state, done)
         ready = [i for i, layer in enumerate(state.layers) if layer.hits >= self.hits and i not in full]
         if waiting or not ready:
             rules = tuple(f"{rule}; {waiting}" if waiting else rule for rule in rules)
             return DemandDecision(state, None, rules, relative)
         chosen = max(ready, key=lambda i: (readings[i].slope / state.layers[i].largest, i))
-        return DemandDecision(self._changed(state, done), chosen, rules, relative)
+        return DemandDecision(self._changed(state, done, chosen), chosen, rules, relative)
 
     def removed(self, state: IncrtState, done: int, layer: int, *, born_here: bool) -> IncrtState:
         """After a head of a layer has been removed; where the policy gave birth to it, the layer becomes stricter."""
-        layers = list(state.layers)
-        if born_here:
-            layers[layer] = replace(layers[layer], strictness=2 * layers[layer].strictness)
-        return self._changed(replace(state, layers=tuple(layers)), done)
+        state = self._changed(state, done, layer)
+        if not born_here:
+            return state
+        stricter = replace(state.layers[layer], strictness=2 * state.layers[layer].strictness)
+        return replace(state, layers=(*state.layers[:layer], stricter, *state.layers[layer + 1 :]))
 
     def _relative(self, layer: LayerDemand, reading: DemandReading) -> RelativeDemand:
         scale = layer.largest or math.nan
@@ -167,7 +165,9 @@ class Incrt:
         threshold = self.share * layer.strictness * layer.largest
         if not math.isfinite(reading.slope) or not math.isfinite(reading.certainty):
             return replace(layer, hits=0), "the demand is not finite"
-        if reading.certainty <= self.certainty:
+        if reading.feeds < self.feeds:
+            rule = "too little has been seen since the last change"
+        elif reading.certainty <= self.certainty:
             rule = "the demand is not certain"
         elif reading.slope <= threshold:
             rule = "the demand is small"
@@ -177,7 +177,7 @@ class Incrt:
             return replace(layer, hits=layer.hits + 1, last=reading.slope), "the demand is certain, large and steady"
         return replace(layer, hits=0, last=reading.slope), rule
 
-    def _waiting(self, state: IncrtState, done: int, feeds: int) -> str:
+    def _waiting(self, state: IncrtState, done: int) -> str:
         """Why there can be no birth anywhere now; empty if there can."""
         if done < self.warm_up:
             return "the run has just begun"
@@ -185,8 +185,6 @@ class Incrt:
             return "the run is near its end"
         if not self.has_cooled(state, done):
             return "the last change was not long ago"
-        if feeds < self.feeds:
-            return "too little has been seen since the last change"
         first, last = state.losses[0], state.losses[-1]
         if first[0] > done - self.cool_down:
             return "the loss is not known for long enough"
@@ -194,6 +192,6 @@ class Incrt:
             return "the loss is still falling"
         return ""
 
-    def _changed(self, state: IncrtState, done: int) -> IncrtState:
-        layers = tuple(replace(layer, hits=0, last=0.0) for layer in state.layers)
-        return replace(state, layers=layers, last_change=done)
+    def _changed(self, state: IncrtState, done: int, layer: int) -> IncrtState:
+        new = replace(state.layers[layer], hits=0, last=0.0)
+        return replace(state, layers=(*state.layers[:layer], new, *state.layers[layer + 1 :]), last_change=done)

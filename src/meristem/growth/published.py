@@ -106,13 +106,9 @@ class Published:
         )  # fmt: skip
 
     def decide(
-        self, state: PublishedState, done: int, readings: Sequence[EnergyReading], loss: float, feeds: int,
-        full: Set[int] = frozenset(),
-    ) -> PublishedDecision:  # fmt: skip
-        """After `done` updates. Neither the `loss` nor the `feeds` since the last change matter to the published rule.
-
-        Layers that are `full` have as many heads as they may have.
-        """
+        self, state: PublishedState, done: int, readings: Sequence[EnergyReading], full: Set[int] = frozenset()
+    ) -> PublishedDecision:
+        """After `done` updates; layers that are `full` have as many heads as they may have."""
         layers = [self._watched(*pair, done) for pair in zip(state.layers, readings, strict=True)]
         rules = [self._judge(reading, done, index in full) for index, reading in enumerate(readings)]
         relative = tuple(map(_relative, readings))
@@ -233,10 +229,7 @@ class RandomBirths:
         times = sorted(drawn.sample(self._times, self.births))
         return RandomState(layers, tuple((time, drawn.randrange(layers)) for time in times))
 
-    def decide(
-        self, state: RandomState, done: int, readings: Sequence[object] = (), loss: float = 0.0, feeds: int = 0,
-        full: Set[int] = frozenset(),
-    ) -> RandomDecision:  # fmt: skip
+    def decide(self, state: RandomState, done: int, full: Set[int] = frozenset()) -> RandomDecision:
         """After `done` updates; nothing that was measured matters.
 
         A birth in a `full` layer, with as many heads as it may have, goes to the next one that is not.

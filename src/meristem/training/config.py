@@ -192,6 +192,7 @@ class IncrtConfig:
     steady: float = Incrt.steady  # of the demand before, below which it is falling by itself
     plateau: float = Incrt.plateau  # births wait while the loss falls by this share within a cool-down
     hits: int = Incrt.hits  # decisions in a row
+    feeds: int = Incrt.feeds  # batches that a layer's gauge must have seen since the last change there
     prune: bool = Incrt.prune
     grace: int = 0  # before a head can leave; four times the cool-down if 0
     redundant: float = Pruning.redundant  # a head whose own share of the output is below this may leave
@@ -222,7 +223,7 @@ class IncrtConfig:
             return Incrt(
                 calibration=self.calibration, cool_down=self.cool_down, warm_up=self.warm_up, **common,
                 certainty=self.certainty, share=self.share, steady=self.steady, plateau=self.plateau, hits=self.hits,
-                prune=self.prune,
+                feeds=self.feeds, prune=self.prune,
                 pruning=Pruning(self.grace or 4 * self.cool_down, self.redundant, tolerance=self.tolerance),
             )  # fmt: skip
         except InputError as error:
