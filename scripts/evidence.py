@@ -56,8 +56,8 @@ def fixed(heads: int) -> dict[str, Any]:
 # Heads found by the demand of the task, beside other criteria and fixed numbers.
 HEADS: dict[str, dict[str, Any]] = {
     "demand": {},
-    "author": {"incrt.criterion": "published"},
-    "repaired": {"incrt.criterion": "published", "incrt.numerics": "repaired"},
+    "author": {"incrt.criterion": "published", "incrt.max_heads": 32},  # it would go on to the width and beyond
+    "repaired": {"incrt.criterion": "published", "incrt.numerics": "repaired", "incrt.max_heads": 32},
     "random births": {"incrt.criterion": "random", "incrt.births": "demand"},
     **{f"K={heads}": fixed(heads) for heads in (1, 2, 4, 8, 12)},
 }
@@ -97,7 +97,7 @@ STUDIES = {
     "sst2": Study("incrt-sst2.toml", "K=1", HEADS, HEAD_PAIRS),
     "clade": Study("incrt-clade.toml", "K=1", HEADS, HEAD_PAIRS),
     "heads": Study(
-        "incrt-51m.toml",
+        "incrt-text.toml",
         "K=8",
         {
             "demand": {}, "K=8": fixed(8), "K=1": fixed(1), "K=4": fixed(4),
@@ -112,7 +112,7 @@ STUDIES = {
 def settings(study: str, arm: str, seed: int, there: list[dict[str, Any]], options: argparse.Namespace) -> Config:
     """The configuration of one run."""
     changes = {
-        "data.path": str(options.data), "data.seed": seed, "train.seed": seed, "growth.seed": seed,
+        "data.path": str(options.data), "data.seed": seed, "train.seed": seed, "growth.seed": seed, "incrt.seed": seed,
         "eval.every": 0, "log.every": 20, "checkpoint.every": 0,
         **({"train.steps": options.steps} if options.steps else {}),
         **json.loads(options.override), **STUDIES[study].arms[arm],

@@ -33,8 +33,8 @@ def test_the_whole_bench_on_a_small_model(classes: int | None, tmp_path: Path, c
     assert report["settings"]["heads"] == [3, 3]
     d = report["settings"]["width"]
     e = report["settings"]["head_dim"]
-    # Per layer: covariance, whitening and two followed matrices of d x d, four bases of d x e, and little else.
-    assert report["gate"]["statistics_megabytes"] == pytest.approx(2 * 4 * (4 * d * d + 4 * d * e) / 1e6, rel=0.1)
+    # Per layer: a followed matrix of d x d, its two bases, queries and keys with their moments, and little else.
+    assert report["gate"]["statistics_megabytes"] == pytest.approx(2 * 4 * (d * d + 8 * d * e) / 1e6, rel=0.1)
     assert report["gate"]["decide_every"] == 20
     assert report["step"]["lowest"] <= report["step"]["difference"] <= report["step"]["highest"]
     assert "4 births" in out
