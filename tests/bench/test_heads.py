@@ -6,9 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from commands import Call
-from meristem.bench.heads import with_heads
+from meristem.bench.heads import grow_all, with_heads
+from meristem.bench.step import random_batches
 from meristem.plan import Plan
 
 SMALL = [
@@ -39,6 +41,14 @@ def test_the_whole_bench_on_a_small_model(classes: int | None, tmp_path: Path, c
     assert report["step"]["lowest"] <= report["step"]["difference"] <= report["step"]["highest"]
     assert "4 births" in out
     assert "one feed in 2 steps" in out
+
+
+def test_no_newborn_head_is_empty() -> None:
+    plan, device = Plan.uniform(layers=2, width=48, heads=3, vocabulary=64, context=8), torch.device("cpu")
+    step, _ = grow_all(plan, device, random_batches(plan, device, 2), compile=False, say=lambda _: None)
+    assert step.model.plan == plan
+    for block in step.model.stack:
+        assert block.attention.qkv.weight.abs().sum(1).min() > 0
 
 
 def test_an_unknown_policy_is_named(call: Call) -> None:

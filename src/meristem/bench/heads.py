@@ -15,7 +15,7 @@ from torch._dynamo.eval_frame import _debug_get_cache_entry_list
 from meristem.bench.step import TrainingStep, check_minimums, random_batches, step_seconds, step_times, wait
 from meristem.growth.edits import AddHead
 from meristem.growth.head_growth import HeadGrowth
-from meristem.growth.heads import empty_head
+from meristem.growth.heads import newborn_head
 from meristem.growth.incrt import Incrt
 from meristem.growth.surgery import add_head
 from meristem.model.transformer import Regions
@@ -43,6 +43,8 @@ def compare_heads(
     built = TrainingStep(plan, device, compile=compile)
     gate = measure_gate(built, batches, device, feed_every=feed_every, rounds=rounds)
     say(f"gauge: {gate['feed_milliseconds']:.1f} ms a feed, {gate['share']:.2%} of training")
+    for step in (grown, built):  # the same weights in both: how fast a GPU is depends on what it multiplies
+        step.model.initialise(0)
     rest = built.gradients.graph.REST if built.gradients.graph is not None else 0
     for _ in range(rest + 2):  # until the grown model is recorded as well
         grown(*next(batches))
@@ -83,7 +85,8 @@ def grow_all(
         for layer in range(len(plan.layers)):
             begin = time.perf_counter()
             attention = step.model.stack[layer].attention
-            newborn = empty_head(attention.layer, attention.qkv.weight.detach(), attention.out.weight.detach())
+            weights = attention.qkv.weight.detach(), attention.out.weight.detach()
+            newborn = newborn_head(attention.layer, *weights, None, seed=len(pauses))
             add_head(step.model, step.optimizer, AddHead(layer, newborn))
             step.gradients.restructured(step.model)
             step(*next(batches))
