@@ -28,6 +28,9 @@ from meristem.ranks import sum_over_ranks
 MEMORY = 0.95  # of what a scout would write, per feed
 TEST_MEMORY = 0.97  # of the sums that a decision reads, per feed
 RATE, BETAS = 1e-2, (0.9, 0.95)  # of Adam, which moves queries and keys, once per feed
+# Of queries and keys at the start, beside those of a usual head: nearly even attention, from where all that is asked
+# for can be seen. A scout that starts sharp sees what lies near the tokens it happens to look at, often nothing.
+START = 0.1
 STAY = 1e-2  # of the old basis in a new one, for directions in which nothing is asked for; others do not notice
 
 
@@ -161,7 +164,7 @@ class DemandGauge:
 
     def _drawn(self, generator: torch.Generator) -> Tensor:
         looks = torch.randn(2, self.layers, self.width, self.head_dim, generator=generator)
-        return looks.to(**self.place) / math.sqrt(self.width)
+        return looks.to(**self.place) * START / math.sqrt(self.width)
 
     def _attend(self, x: Tensor, looks: Tensor, allowed: Tensor) -> Tensor:
         """How the scouts look from token to token, (layers, B, T, T)."""
