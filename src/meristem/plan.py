@@ -325,7 +325,7 @@ class Plan:
 
     def layer(self, index: int) -> LayerPlan:
         """One layer, counted from 0."""
-        if not isinstance(index, int) or not 0 <= index < len(self.layers):
+        if type(index) is not int or not 0 <= index < len(self.layers):
             raise InputError("layer", index, f"must be in 0..{len(self.layers) - 1}")
         return self.layers[index]
 

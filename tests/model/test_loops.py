@@ -29,7 +29,9 @@ from meristem.model.block import Block, Pass
 from meristem.model.decoder import visibility
 from meristem.model.fused_loops import follow_heads, norm_project_heads
 from meristem.model.rotary import rotary_table
+from meristem.model.transformer import Regions
 from meristem.plan import Gates, LayerPlan, Loop, Plan
+from meristem.training.gradients import compiled_regions
 
 from .helpers import (
     Recorder,
@@ -888,6 +890,7 @@ def test_distances_are_those_of_the_normal_pass() -> None:
     [
         (LoopHeads(6, (0,), 1), "layer", 6),
         (LoopHeads(-1, (0,), 1), "layer", -1),
+        (LoopHeads(True, (0,), 1), "layer", True),
         (LoopHeads(2, (), 1), "loop.heads", ()),
         (LoopHeads(2, (3, 3), 1), "loop.heads", (3, 3)),
         (LoopHeads(2, (0, 6), 1), "loop.heads", (0, 6)),
@@ -934,3 +937,54 @@ def test_loops_on_the_gpu() -> None:
     found = everything(model.cuda(), tokens.cuda())
     for name, value in expected.items():
         assert relative_error(found[name].cpu(), value) <= 1e-3, name
+
+
+def trained_forward(model: Decoder, tokens: Tensor, regions: Regions) -> tuple[Tensor, Tensor]:
+    """The stream after the last block and the loss, in bfloat16 as in training."""
+    with torch.no_grad(), torch.autocast(tokens.device.type, torch.bfloat16):
+        x, branch = model._stream(tokens, regions=regions)
+        loss = model(tokens, tokens.roll(-1, dims=1), regions).loss
+    assert loss is not None
+    return x + branch, loss
+
+
+def births_with_equal_bits(plan: Plan, device: str, compile: bool) -> list[bool]:
+    """Of a layer that grows from no pass to three, those before at full strength. All births are equal to rounding.
+
+    A first pass adds zeros to the stream. A second one widens the projection from 3 h e to 4 h e columns, for which
+    cuBLAS may choose another kernel.
+    """
+    model = silent(lively(replace(plan, gates=Gates(3, 2)))).to(device)
+    tokens, regions = random_tokens(plan, batch=4).to(device), compiled_regions() if compile else Regions()
+    layer, equal = len(plan.layers) // 2, []
+    assert model.gate_ramp is not None
+    before = trained_forward(model, tokens, regions)
+    for passes in (1, 2, 3):
+        model.restructure(LoopHeads(layer, (3, 7), passes).apply(model.plan))
+        after = trained_forward(model, tokens, regions)
+        equal.append(all(map(torch.equal, after, before)))
+        for mine, theirs in zip(after, before, strict=True):
+            assert relative_error(mine, theirs) <= 0.013  # what bfloat16 differs from float32
+        model.gate_ramp[layer, passes - 1] = 1
+        before = trained_forward(model, tokens, regions)
+        assert relative_error(before[0], after[0]) > 0.05  # the new pass is there
+    return equal
+
+
+@pytest.mark.parametrize("compile", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_sgt_oracle_2_each_birth_of_a_layer(compile: bool) -> None:
+    assert births_with_equal_bits(small_plan("uniform"), "cpu", compile) == [True] * 3
+
+
+@needs_gpu
+@pytest.mark.gpu
+@pytest.mark.parametrize("compile", [False, True])
+def test_sgt_oracle_2_each_birth_of_a_layer_on_the_gpu(
+    compile: bool, record_property: Callable[[str, object], None]
+) -> None:
+    """`pytest -s` shows whether deeper loops are born with equal bits too, `--junit-xml` keeps it."""
+    plan = Plan.uniform(layers=3, width=768, heads=12, vocabulary=512, context=1024)
+    equal = births_with_equal_bits(plan, "cuda", compile)
+    record_property("equal bits at births", equal)
+    print(f"compile={compile}: equal bits at births 1, 2, 3: {equal}")
+    assert equal[0]
