@@ -85,7 +85,7 @@ def findings(store: str, rank: int) -> dict[str, Any]:
     patience = timedelta(seconds=30)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2, timeout=patience)
     found: dict[str, Any] = {"agreements": agreements(rank), "observed": observed(rank), "grown": grown(rank)}
-    with patch.object(grower, "SEQUENCES", 1):
+    with patch.object(grower, "PROBED_SEQUENCES", 1):
         found |= {"first sequence": observed(rank)}
     found |= {"disagreement": disagreeing(rank)}
     dist.barrier()

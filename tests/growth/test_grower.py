@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -17,11 +17,11 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 from meristem.errors import InputError
 from meristem.gauges.entropy import EntropyGauge, HeadReadings, read_heads
-from meristem.growth import BlockLoop, Grower, LoopHeads, Sgt
+from meristem.growth import BlockLoop, Grower, Incrt, LoopHeads, Sgt
 from meristem.growth import grower as grower_module
 from meristem.growth.average import Average
-from meristem.growth.grower import SEQUENCES
-from meristem.model import Decoder
+from meristem.growth.grower import PROBED_SEQUENCES
+from meristem.model import Classifier, Decoder
 from meristem.model.transformer import Regions
 from meristem.plan import Loop, Plan
 from meristem.training.gradients import compiled_regions
@@ -174,7 +174,7 @@ def test_a_measurement_is_the_mean_over_a_few_sequences(batch: int, stride: int)
     tokens = tokens_of(model.plan, 5, batch)
     observation = grower.step(tokens).observation
     assert observation is not None
-    assert SEQUENCES / 2 < len(taken) <= SEQUENCES or batch < SEQUENCES
+    assert PROBED_SEQUENCES / 2 < len(taken) <= PROBED_SEQUENCES or batch < PROBED_SEQUENCES
     single = [read_heads(model, tokens[i : i + 1], EntropyGauge()).entropy for i in taken]
     found = torch.tensor([e for layer in observation["head_entropy"] for e in layer])
     torch.testing.assert_close(found, torch.stack(single).mean(0), rtol=0, atol=1e-6)
@@ -601,6 +601,28 @@ def test_a_model_without_the_gates_of_the_policy_is_refused() -> None:
     for plan in (tiny_plan(FOUR), Sgt(total_steps=100, passes=2).prepare(tiny_plan(FOUR))):
         with pytest.raises(InputError, match=r"model\.plan\.gates = .*: build the model from policy\.prepare\(plan\)"):
             Grower(Decoder(plan), None, policy)
+
+
+def test_a_model_without_entropies_is_refused_before_it_is_measured() -> None:
+    plan = replace(tiny_plan(FOUR), classes=3)
+    policy = Sgt(total_steps=100)
+    message = "model = 'Classifier': must be a Decoder"
+    with pytest.raises(InputError, match=message):
+        Grower(Classifier(policy.prepare(plan)), None, policy)
+    with pytest.raises(InputError, match=message):
+        Grower(Classifier(plan), observe_every=5)
+    Grower(Classifier(plan), None, Incrt())  # needs no entropy
+
+
+@pytest.mark.parametrize("name", ["done", "rule", "policy", "average"])
+def test_a_state_with_a_part_missing_is_refused_by_name(name: str) -> None:
+    policy = Sgt(total_steps=100)
+    grower = Grower(grown_model(policy), None, policy)
+    whole = grower.state_dict()
+    with pytest.raises(InputError, match=rf"state\.{name} = None: is missing"):
+        grower.load_state_dict({key: value for key, value in whole.items() if key != name})
+    with pytest.raises(InputError, match=r"state\.done = None: is missing"):
+        grower.load_state_dict({})
 
 
 def test_an_optimizer_without_the_gates_is_refused() -> None:

@@ -493,6 +493,8 @@ def test_block_loop_repeats_whole_blocks_and_needs_no_gates() -> None:
     assert looped.cost.forward.full == plan.cost.forward.full + 4 * block
     with pytest.raises(InputError, match=r"layer = 4: must be in 0\.\.3"):
         BlockLoop((4,)).prepare(plan)
+    with pytest.raises(InputError, match=r"layers = \(1, 3, 1\): must be distinct"):
+        BlockLoop((1, 3, 1))
 
 
 # --- refusals --------------------------------------------------------------------------------------------------------
@@ -511,6 +513,7 @@ def test_block_loop_repeats_whole_blocks_and_needs_no_gates() -> None:
         *((f, v, "above 0") for f in ("start", "window") for v in (0, -0.5, math.nan, math.inf, -math.inf)),
         *((f, v, "or whole updates") for f in ("start", "window") for v in (1.5, 1.0001, 20.5)),
         *(("beta", v, "from 0 to below 1") for v in (-0.1, 1, 1.5, math.nan)),
+        *((f, v, "must be a number") for f in ("start", "window", "beta") for v in ("a", True, None)),
         ("start", 1000, "leaves no time to grow: the first decision comes after 1000 updates, a new pass needs 50"),
         ("start", 951, "to settle, and the run has 1000"),
         ("start", 2e6, "leaves no time to grow"),
@@ -523,6 +526,11 @@ def test_a_bad_value_is_refused_by_name(field: str, value: Any, expected: str) -
     assert error.value.field == field
     assert str(error.value).startswith(f"{field} = {value!r}: ")
     assert expected in str(error.value)
+
+
+def test_a_static_structure_without_loops_is_refused() -> None:
+    with pytest.raises(InputError, match=r"loops = \{\}: must have at least one layer"):
+        Sgt(total_steps=1000).looped(tiny_plan([4] * 4), {})
 
 
 def test_paper_birth_of_all_heads_is_refused() -> None:

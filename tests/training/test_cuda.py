@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from meristem.model import Decoder
 from meristem.plan import Plan
-from meristem.training.gradients import Gradients
+from meristem.training.gradients import Gradients, _Graph
 from meristem.training.loop import resume
 from meristem.training.run import RunFolder
 
@@ -53,6 +55,54 @@ def test_compiled_and_plain_runs_agree(data: Path, tmp_path: Path) -> None:
         for key in ("loss", "held_out_loss"):
             if key in mine:
                 assert mine[key] == pytest.approx(theirs[key], abs=2e-2)
+
+
+# Births after 3 and 7 updates, the deeper layer first, of random heads: no rounding can change what is born.
+GROWING: dict[str, Any] = {
+    **CUDA, "model__head_list": [2, 4, 4], "growth__policy": "sgt", "growth__start": 3, "growth__window": 4,
+    "growth__heads": "random", "growth__max_layers": 2, "growth__shortlist": 2,
+}  # fmt: skip
+
+
+def test_a_run_that_grows_is_recorded_again_after_each_birth(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorded: list[_Graph] = []
+    updates: list[int] = []  # done when a recording was made
+    record, call = _Graph._record, Gradients.__call__
+    done = 0
+
+    def noted(graph: _Graph, *arguments: Any) -> None:
+        recorded.append(graph)
+        updates.append(done)
+        record(graph, *arguments)
+
+    def counted(gradients: Gradients, tokens: Tensor, labels: Tensor) -> Tensor:
+        nonlocal done
+        loss = call(gradients, tokens, labels)
+        done += 1
+        return loss
+
+    monkeypatch.setattr(_Graph, "REST", 2)
+    monkeypatch.setattr(_Graph, "_record", noted)
+    monkeypatch.setattr(Gradients, "__call__", counted)
+    compiled = trained(data, tmp_path / "compiled", **GROWING)
+    assert updates == [0, 3 + 2, 7 + 2]
+    assert recorded[-1].recording is not None
+    plain = trained(data, tmp_path / "plain", **{**GROWING, "train__compile": False})
+    assert len(updates) == 3
+    runs = compiled, plain
+    ours, theirs = ([entry for entry in run.read(run.events) if entry["event"] == "growth"] for run in runs)
+    assert [entry["layer"] for entry in ours[:2]] == [2, 1]
+    for name in ("step", "action", "layer", "heads", "passes", "plan"):
+        assert [entry[name] for entry in ours] == [entry[name] for entry in theirs], name
+    for mine, other in zip(ours, theirs, strict=True):
+        assert mine["layer_entropy"] == pytest.approx(other["layer_entropy"], abs=1e-2)
+    assert compiled.newest_plan.loops.keys() == {1, 2}
+    for mine, other in zip(*map(metrics, runs), strict=True):
+        for key in ("loss", "held_out_loss"):
+            if key in mine:
+                assert mine[key] == pytest.approx(other[key], abs=2e-2), (mine["step"], key)
 
 
 def test_a_run_resumes_on_cuda(data: Path, tmp_path: Path) -> None:

@@ -8,13 +8,21 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._dynamo.eval_frame import _debug_get_cache_entry_list
 
-from meristem.bench.step import TrainingStep, check_minimums, random_batches, step_seconds, step_times
+from meristem.bench.step import (
+    TrainingStep,
+    block_graphs,
+    check_minimums,
+    cold_compiler,
+    random_batches,
+    step_seconds,
+    step_times,
+)
+from meristem.errors import InputError
 from meristem.gauges import EntropyGauge, read_heads
 from meristem.growth import BlockLoop, LoopHeads, Sgt
-from meristem.growth.grower import SEQUENCES
-from meristem.model.transformer import Regions
+from meristem.growth.grower import PROBED_SEQUENCES
+from meristem.growth.sgt import ENDLESS
 from meristem.plan import Loop, Plan
 from meristem.ranks import some_of
 from meristem.training.devices import autocast, describe_device
@@ -24,8 +32,8 @@ def grown_plans(plan: Plan, layers: tuple[int, ...], heads: tuple[int, ...], pas
     """The plan itself, after growth with 1 to `passes` passes, and with the same layers' blocks run twice."""
     plans = {"vanilla": plan}
     for k in range(1, passes + 1):
-        plans[f"SGT K={k}"] = Sgt(total_steps=1000).looped(plan, dict.fromkeys(layers, Loop(heads, k)))
-    plans[f"{len(layers)} blocks looped"] = BlockLoop(layers).prepare(plan)
+        plans[f"SGT K={k}"] = Sgt(ENDLESS).looped(plan, dict.fromkeys(layers, Loop(heads, k)))
+    plans[f"{len(layers)} block{'s' if len(layers) > 1 else ''} looped"] = BlockLoop(layers).prepare(plan)
     return plans
 
 
@@ -35,12 +43,16 @@ def compare_growth(
 ) -> dict[str, Any]:  # fmt: skip
     """Everything that growth costs, measured in one run; ready for JSON.
 
-    All models are held at once and timed in turn, `rounds` times `steps` steps each, so that each round gives a ratio
-    between arms that were measured within seconds of each other. One more round comes first and does not count: a chip
-    is faster until it is warm.
+    Births come first, before anything is compiled. Then all models are held at once and timed in turn, `rounds` times
+    `steps` steps each, so that each round gives a ratio between arms that were measured within seconds of each other.
+    One more round comes before these and does not count: a chip is faster until it is warm.
     """
     check_minimums(("batch", batch, 1), ("steps", steps, 2), ("rounds", rounds, 2), ("passes", passes, 1))
+    if plan.classes is not None:
+        raise InputError("classes", plan.classes, "loops grow by the entropy of causal attention, which a decoder has")
     plans = grown_plans(plan, layers, heads, passes)
+    births = measure_births(plan, device, layers, heads, passes, batch=batch, compile=compile)
+    say(f"{len(births['pauses'])} births: {births['total_seconds']:.1f} s of pauses")
     arms = {name: TrainingStep(arm_plan, device, compile=compile) for name, arm_plan in plans.items()}
     times: dict[str, list[float]] = {name: [] for name in arms}
     batches = random_batches(plan, device, batch)
@@ -55,7 +67,7 @@ def compare_growth(
         say(f"round {number}: " + ", ".join(f"{name} {times[name][-1]:.2f} ms" for name in arms))
         order = [*order[1:], order[0]]  # each arm comes first in turn
     times = {name: rest for name, (_, *rest) in times.items()}
-    probe = measure_probe(arms["vanilla"], batches, device, steps=steps, rounds=rounds)
+    probe = measure_probe(arms["vanilla"], batches, device, passes=passes, steps=steps, rounds=rounds)
     arms.clear()
     return {
         "device": describe_device(device),
@@ -65,7 +77,7 @@ def compare_growth(
             "rounds": rounds, "compile": compile,
         },
         "arms": _overheads(plans, times),
-        "births": measure_births(plan, device, layers, heads, passes, batch=batch, compile=compile),
+        "births": births,
         "probe": probe,
     }  # fmt: skip
 
@@ -85,6 +97,7 @@ def _overheads(plans: Mapping[str, Plan], rounds: Mapping[str, list[float]]) -> 
     return results
 
 
+@cold_compiler()
 def measure_births(
     plan: Plan, device: torch.device, layers: tuple[int, ...], heads: tuple[int, ...], passes: int, *, batch: int,
     compile: bool,
@@ -93,8 +106,7 @@ def measure_births(
 
     That is what the updates from a birth to the first one that is recorded again take more than as many of those after.
     """
-    torch._dynamo.reset()
-    policy = Sgt(total_steps=1000, passes=passes, heads_per_layer=len(heads))
+    policy = Sgt(ENDLESS, passes=passes, heads_per_layer=len(heads))
     step = TrainingStep(policy.prepare(plan), device, compile=compile)
     batches = random_batches(plan, device, batch)
     first = step_seconds(step, batches, device)
@@ -103,9 +115,10 @@ def measure_births(
         for number in range(1, passes + 1):
             step.model.restructure(LoopHeads(layer, heads, number).apply(step.model.plan))
             step.gradients.restructured()
-            updates = [step_seconds(step, batches, device)]
+            updates = []
             while step.gradients.resting:
                 updates.append(step_seconds(step, batches, device))
+            updates.append(step_seconds(step, batches, device))  # this one is recorded
             without = step_seconds(step, batches, device)
             pauses.append(
                 {
@@ -113,22 +126,22 @@ def measure_births(
                     "first": updates[0] - without, "updates": len(updates),
                 }
             )  # fmt: skip
-    graphs = len(_debug_get_cache_entry_list(Regions().block.__code__)) if compile else 0
     return {
         "first_step_seconds": first, "pauses": pauses, "total_seconds": sum(p["seconds"] for p in pauses),
-        "block_graphs": graphs, "allowed_block_graphs": passes + 2,
+        "block_graphs": block_graphs(compile), "allowed_block_graphs": passes + 2,
     }  # fmt: skip
 
 
 def measure_probe(
-    step: TrainingStep, batches: Iterator[tuple[Tensor, Tensor]], device: torch.device, *, steps: int, rounds: int
-) -> dict[str, Any]:
+    step: TrainingStep, batches: Iterator[tuple[Tensor, Tensor]], device: torch.device, *, passes: int, steps: int,
+    rounds: int,
+) -> dict[str, Any]:  # fmt: skip
     """What an entropy measurement adds to a step, and its share of a run with the default schedule."""
 
     def probed(tokens: Tensor, labels: Tensor) -> Tensor:
         loss = step(tokens, labels)
         with autocast(device):
-            read_heads(step.model, tokens[some_of(len(tokens), SEQUENCES)], EntropyGauge())
+            read_heads(step.model, tokens[some_of(len(tokens), PROBED_SEQUENCES)], EntropyGauge())
         return loss
 
     times: dict[str, list[float]] = {"plain": [], "probed": []}
@@ -138,11 +151,11 @@ def measure_probe(
             times[name].append(statistics.median(step_times(one, batches, steps, device)[0]))
     plain, with_probe = (statistics.median(times[name]) for name in ("plain", "probed"))
     shares = {}
-    for passes in (1, 3):
-        policy = Sgt(total_steps=5000, passes=passes)
-        decisions = policy.max_layers * passes + 1
+    for most in sorted({1, passes}):
+        policy = Sgt(total_steps=5000, passes=most)
+        decisions = policy.max_layers * most + 1
         probes = policy.probed_steps * decisions
-        shares[f"K={passes}"] = probes * (with_probe - plain) / (policy.total_steps * plain)
+        shares[f"K={most}"] = probes * (with_probe - plain) / (policy.total_steps * plain)
     return {"milliseconds": with_probe - plain, "share_of_5000_steps": shares}
 
 

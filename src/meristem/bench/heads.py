@@ -10,15 +10,21 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._dynamo.eval_frame import _debug_get_cache_entry_list
 
-from meristem.bench.step import TrainingStep, check_minimums, random_batches, step_seconds, step_times, wait
+from meristem.bench.step import (
+    TrainingStep,
+    block_graphs,
+    check_minimums,
+    random_batches,
+    step_seconds,
+    step_times,
+    wait,
+)
 from meristem.growth.edits import AddHead
 from meristem.growth.head_growth import HeadGrowth
 from meristem.growth.heads import newborn_head
 from meristem.growth.incrt import Incrt
 from meristem.growth.surgery import add_head
-from meristem.model.transformer import Regions
 from meristem.plan import LayerPlan, Plan
 from meristem.training.devices import autocast, describe_device
 
@@ -45,8 +51,9 @@ def compare_heads(
     say(f"gauge: {gate['feed_milliseconds']:.1f} ms a feed, {gate['share']:.2%} of training")
     for step in (grown, built):  # the same weights in both: how fast a GPU is depends on what it multiplies
         step.model.initialise(0)
-    rest = built.gradients.graph.REST if built.gradients.graph is not None else 0
-    for _ in range(rest + 2):  # until the grown model is recorded as well
+    while grown.gradients.resting:  # the grown model has to be recorded as well
+        grown(*next(batches))
+    for _ in range(2):
         grown(*next(batches))
     times: dict[str, list[float]] = {"grown": [], "built": []}
     for number in range(rounds):
@@ -106,7 +113,7 @@ def grow_all(
         "recording_seconds": recording, "unrecorded_steps_per_birth": rest, "unrecorded_gap_seconds": gap,
         # With a cool-down longer than the rest every birth is followed by unrecorded steps and a recording.
         "total_with_recordings": sum(pauses) + len(pauses) * (recording + rest * gap),
-        "block_graphs": len(_debug_get_cache_entry_list(Regions().block.__code__)) if compile else 0,
+        "block_graphs": block_graphs(compile),
     }  # fmt: skip
 
 

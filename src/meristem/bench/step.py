@@ -9,6 +9,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -16,9 +17,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._dynamo.eval_frame import _debug_get_cache_entry_list
+from torch._inductor.utils import fresh_cache
 
 from meristem.errors import InputError, RunError
 from meristem.model import Classifier, Decoder
+from meristem.model.transformer import Regions
 from meristem.plan import Plan
 from meristem.training.devices import autocast, compute_dtype, describe_device, peak_flops
 from meristem.training.gradients import Gradients
@@ -170,6 +174,22 @@ def step_seconds(step: Step, batches: Iterator[tuple[Tensor, Tensor]], device: t
     step(*next(batches))
     wait(device)
     return time.perf_counter() - begin
+
+
+@contextmanager
+def cold_compiler() -> Iterator[None]:
+    """Nothing is compiled yet, neither in memory nor on disk, as in the first run on a machine."""
+    torch._dynamo.reset()
+    try:
+        with fresh_cache():
+            yield
+    finally:
+        torch._dynamo.reset()  # what was compiled lay in the folder that is gone now
+
+
+def block_graphs(compile: bool) -> int:
+    """How many graphs of blocks there are."""
+    return len(_debug_get_cache_entry_list(Regions().block.__code__)) if compile else 0
 
 
 def check_minimums(*limits: tuple[str, int, int]) -> None:

@@ -56,14 +56,20 @@ class HeadReadings:
     updates: dict[tuple[int, int], Tensor]  # for each (layer, pass) of a loop: |update| / |stream|
 
 
+def as_decoder(model: Transformer) -> Decoder:
+    """The model, unless its heads have no such entropy."""
+    if not isinstance(model, Decoder):
+        raise InputError("model", type(model).__name__, "must be a Decoder: this is the entropy of causal attention")
+    return model
+
+
 @torch.no_grad()
 def read_heads(model: Transformer, tokens: Tensor, gauge: EntropyGauge) -> HeadReadings:
     """Run the model over tokens (B, T) and measure every head.
 
     A looped head reports its last pass, the others the normal one.
     """
-    if not isinstance(model, Decoder):
-        raise InputError("model", type(model).__name__, "must be a Decoder: this is the entropy of causal attention")
+    decoder = as_decoder(model)
     if tokens.shape[1] < 2:
         raise InputError("tokens", tokens.shape[1], "positions are too few: entropy needs at least 2")
     entropies: list[Tensor] = []
@@ -74,14 +80,14 @@ def read_heads(model: Transformer, tokens: Tensor, gauge: EntropyGauge) -> HeadR
         if number == 0:
             entropies.append(entropy)
             return
-        attention = model.stack[layer].attention
+        attention = decoder.stack[layer].attention
         if attention.passes:
             entropies[layer].index_copy_(0, attention.looped_queries, entropy)
             updates[layer, number] = seen.update.float().norm() / seen.stream.float().norm()
         else:  # the whole block again
             entropies[layer] = entropy
 
-    model.hidden(tokens, watch=watch)
+    decoder.hidden(tokens, watch=watch)
     return HeadReadings(torch.cat(entropies), updates)
 
 

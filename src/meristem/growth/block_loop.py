@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from meristem.errors import InputError
 from meristem.growth.edits import RepeatBlock
-from meristem.growth.sgt import Sgt, SgtState
+from meristem.growth.sgt import ENDLESS, Sgt, SgtState
 from meristem.plan import Plan
 
 
@@ -22,6 +22,10 @@ class BlockLoop:
     layers: tuple[int, ...]
     times: int = 1
 
+    def __post_init__(self) -> None:
+        if len(set(self.layers)) < len(self.layers):
+            raise InputError("layers", self.layers, "must be distinct")
+
     def prepare(self, plan: Plan) -> Plan:
         """The plan with the blocks repeated."""
         for layer in self.layers:
@@ -33,7 +37,7 @@ def steady_layers(entropies: Sequence[Sequence[float]], rule: Sgt) -> tuple[int,
     """The layers that `rule` selects, in its order, when the entropies never change."""
     if not all(math.isfinite(value) for layer in entropies for value in layer):
         raise InputError("entropies", entropies, "must be finite")
-    rule, state = replace(rule, total_steps=10**9, start=1, window=1), SgtState()  # however short the run
+    rule, state = replace(rule, total_steps=ENDLESS, start=1, window=1), SgtState()  # however short the run
     while (due := rule.next_decision(state)) is not None:
         state = rule.decide(state, due, entropies).state
     return tuple(grown.layer for grown in state.grown)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from meristem.errors import InputError
-from meristem.gauges.entropy import EntropyGauge, HeadReadings, read_heads
+from meristem.gauges.entropy import EntropyGauge, HeadReadings, as_decoder, read_heads
 from meristem.growth.average import Average
 from meristem.growth.criteria import Policy
 from meristem.growth.edits import LoopHeads
@@ -23,7 +23,7 @@ from meristem.model import Transformer
 from meristem.ranks import from_first_rank, mean_over_ranks, require_equal, some_of, sum_over_ranks
 from meristem.records import finite
 
-SEQUENCES = 8  # of the whole batch, over all processes, that a measurement looks at
+PROBED_SEQUENCES = 8  # of the whole batch, over all processes, that a measurement looks at
 
 
 class Grower:
@@ -47,6 +47,8 @@ class Grower:
     ) -> None:
         self.heads = HeadGrowth(model, optimizer, policy) if isinstance(policy, Policy) else None
         policy = policy if isinstance(policy, Sgt) else None
+        if policy is not None or observe_every > 0:
+            as_decoder(model)
         if policy is not None and policy.prepare(model.plan).gates != model.plan.gates:
             raise InputError("model.plan.gates", model.plan.gates, "build the model from policy.prepare(plan)")
         if model.gate_delta is not None and optimizer is not None:
@@ -100,7 +102,7 @@ class Grower:
 
     def _measure(self, tokens: Tensor) -> HeadReadings:
         """Entropies averaged over the same few sequences of the batch however many processes share it."""
-        chosen = tokens[some_of(len(tokens), SEQUENCES)]
+        chosen = tokens[some_of(len(tokens), PROBED_SEQUENCES)]
         readings = read_heads(self.model, chosen if len(chosen) else tokens[:1], self.gauge)
         entropy = readings.entropy if len(chosen) else torch.zeros_like(readings.entropy)
         total = sum_over_ranks(torch.cat((entropy, torch.full_like(entropy[:1], float(len(chosen))))))
@@ -198,6 +200,9 @@ class Grower:
 
     def load_state_dict(self, data: dict[str, Any], tensors: Mapping[str, Tensor] | None = None) -> None:
         """Go on from a state. The model is given the loops that belong to it; it must have the heads already."""
+        for name in ("done", "rule", "policy", "average", *(("heads",) if self.heads is not None else ())):
+            if name not in data:
+                raise InputError(f"state.{name}", None, "is missing: this is no state of a grower like this one")
         if self.heads is not None:
             self.heads.load(tensors or {}, data["heads"])
         check_rule(self._rule, data["rule"])

@@ -16,6 +16,7 @@ from meristem.errors import InputError
 from meristem.growth.edits import LoopHeads
 from meristem.plan import Gates, Loop, Plan
 
+ENDLESS = 10**12  # updates of a run: for policies that are asked what to loop, not when
 FORGOTTEN = 2.0**-16  # weight of a reading that an average of entropies need not remember
 SHORTEST_WINDOW = 50  # updates, for windows given as a part of the run
 ORDERS = ("deep_first", "shallow_first")
@@ -92,6 +93,10 @@ class Sgt:
         for field, allowed in (("order", ORDERS), ("heads", CHOICES), ("birth", BIRTHS)):
             if getattr(self, field) not in allowed:
                 raise InputError(field, getattr(self, field), f"must be one of {', '.join(allowed)}")
+        for field in ("start", "window", "beta"):
+            value = getattr(self, field)
+            if type(value) not in (int, float):
+                raise InputError(field, value, "must be a number")
         for field in ("start", "window"):
             value = getattr(self, field)
             if not 0 < value < math.inf or (value > 1 and value != round(value)):
@@ -135,6 +140,8 @@ class Sgt:
 
     def looped(self, plan: Plan, loops: Mapping[int, Loop]) -> Plan:
         """The plan with the given loops by layer, and gates for them: a static structure from the start."""
+        if not loops:
+            raise InputError("loops", loops, "must have at least one layer")
         passes = max(loop.passes for loop in loops.values())
         heads = max(len(loop.heads) for loop in loops.values())
         plan = replace(plan, gates=Gates(passes, heads, self.train_gates and self.birth == "gate"))

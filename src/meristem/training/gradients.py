@@ -43,8 +43,8 @@ class Gradients:
 
     @property
     def resting(self) -> bool:
-        """Whether updates are not recorded for a while, because the model has changed."""
-        return self.graph is not None and self.graph.recording is None
+        """Whether the next update is not recorded yet, because the model has changed."""
+        return self.graph is not None and self.graph.rest > 0
 
     def restructured(self, model: nn.Module | None = None) -> None:
         """To be told when the model has changed: what was recorded is no longer its forward pass.
@@ -63,8 +63,10 @@ class Gradients:
 
     def __call__(self, tokens: Tensor, labels: Tensor) -> Tensor:
         """tokens and labels (micro-batches, b, T) in; the mean loss out, still on the device."""
-        if self.graph is not None and self.graph.is_due():
-            return self.graph.accumulate(tokens, labels)
+        if self.graph is not None:
+            if self.graph.rest == 0:
+                return self.graph.accumulate(tokens, labels)
+            self.graph.rest -= 1
         for parameter in self.parameters:
             parameter.grad = None
         count = len(tokens)
@@ -95,14 +97,7 @@ class _Graph:
         self.gradients = gradients
         self.recording: torch.cuda.CUDAGraph | None = None
         self.loss: Tensor | None = None
-        self.rest = 0  # updates to wait before the next recording
-
-    def is_due(self) -> bool:
-        """Whether an update is to use a recording, be it one that has to be made first."""
-        if self.recording is not None or self.rest == 0:
-            return True
-        self.rest -= 1
-        return False
+        self.rest = 0  # updates until one is recorded
 
     def forget(self) -> None:
         self.rest = self.REST
