@@ -30,7 +30,7 @@ from meristem.data import TokenData
 from meristem.evaluation import held_out_loss, held_out_windows
 from meristem.gauges import mean_distances
 from meristem.model import Decoder
-from meristem.training.config import Config, build_config, flatten, load_config
+from meristem.training.config import Config, GrowthConfig, build_config, flatten, load_config
 from meristem.training.loop import train
 from meristem.training.run import LoadedRun, load_run
 
@@ -46,6 +46,12 @@ class Study:
     baseline: str
     arms: dict[str, dict[str, Any]]
     pairs: tuple[tuple[str, str], ...]
+
+
+def static(arm: str) -> dict[str, Any]:
+    """What another arm has grown, from the start; settings of births, which an override may hold, are left out."""
+    usual = {f"growth.{name}": getattr(GrowthConfig, name) for name in ("start", "window", "beta", "birth")}
+    return {"growth.like": arm, **usual}
 
 
 def fixed(heads: int) -> dict[str, Any]:
@@ -83,11 +89,11 @@ STUDIES = {
             "vanilla": {"growth.policy": "none"},
             "sgt K=1": {"growth.passes": 1},
             "sgt K=3": {"growth.passes": 3},
-            "block loop": {"growth.unit": "block", "growth.like": "sgt K=1"},
+            "block loop": {"growth.unit": "block", **static("sgt K=1")},
             "random heads": {"growth.heads": "random"},
             "low-entropy heads": {"growth.heads": "low"},
             "shallow first": {"growth.order": "shallow_first"},
-            "static": {"growth.like": "sgt K=1"},
+            "static": static("sgt K=1"),
         },
         (
             ("sgt K=1", "random heads"), ("sgt K=1", "low-entropy heads"), ("sgt K=1", "shallow first"),

@@ -35,8 +35,9 @@ UNUSUAL: dict[str, Any] = {
     "growth.like": "run", "incrt.criterion": "random", "incrt.numerics": "repaired",
     "incrt.births": 2, "incrt.feed_every": 3, "incrt.decide_every": 20, "incrt.calibration": 9,
     "incrt.cool_down": 90, "incrt.warm_up": 70, "incrt.last_birth": 0.5, "incrt.max_heads": 7,
-    "incrt.certainty": 3.0, "incrt.share": 0.2, "incrt.steady": 0.7, "incrt.plateau": 0.3, "incrt.hits": 3,
-    "incrt.prune": False, "incrt.grace": 50, "incrt.redundant": 0.01, "incrt.tolerance": 0.02, "incrt.seed": 4,
+    "incrt.certainty": 3.0, "incrt.feeds": 5, "incrt.share": 0.2, "incrt.steady": 0.7, "incrt.plateau": 0.3,
+    "incrt.hits": 3, "incrt.prune": False, "incrt.grace": 50, "incrt.redundant": 0.01, "incrt.tolerance": 0.02,
+    "incrt.seed": 4,
 }  # fmt: skip
 
 
@@ -46,13 +47,45 @@ def saved(tmp_path: Path, text: str) -> Path:
     return path
 
 
+# What may be given together: a structure that grows, one like another run's, and blocks of named layers.
+STATIC = ("growth.unit", "growth.layers", "growth.like")
+GROWS = {k: v for k, v in UNUSUAL.items() if k not in STATIC}
+OTHERS: tuple[dict[str, Any], ...] = (
+    {"growth.policy": "sgt", "growth.like": UNUSUAL["growth.like"], "growth.order": UNUSUAL["growth.order"]},
+    {"growth.policy": "sgt", "growth.unit": UNUSUAL["growth.unit"], "growth.layers": UNUSUAL["growth.layers"]},
+)
+
+
 def test_every_field_comes_back_through_toml(tmp_path: Path) -> None:
-    values = {k: v for k, v in UNUSUAL.items() if k != "growth.layers"}  # not together with growth.like
-    config, default = build_config(values), Config()
+    default = Config()
     assert set(UNUSUAL) == {f"{s.name}.{e.name}" for s in fields(Config) for e in fields(getattr(default, s.name))}
-    assert all(config[key] != default[key] for key in values)
-    assert load_config(saved(tmp_path, config.to_toml())) == config
+    assert set(UNUSUAL) == set(GROWS).union(*OTHERS)
+    for values in (GROWS, *OTHERS):
+        config = build_config(values)
+        assert all(config[key] != default[key] for key in values)
+        assert load_config(saved(tmp_path, config.to_toml())) == config
     assert load_config(saved(tmp_path, default.to_toml())) == default
+
+
+@pytest.mark.parametrize(
+    ("given", "idle", "reason"),
+    [
+        ({}, ["observe_every"], "without growth.observe"),
+        ({"like": "run"}, ["start", "window", "beta", "birth"], "with growth.layers or growth.like"),
+        ({"layers": [4], "heads": "random"}, ["start", "window", "beta", "birth"], "with growth.layers or growth.like"),
+        ({"layers": [4], "heads": "random"}, ["order", "shortlist", "max_layers", "excluded"], "with growth.layers,"),
+        ({"like": "run", "unit": "block"}, ["heads", "train_gates"], "with growth.unit = 'block'"),
+        ({"layers": [4], "unit": "block"}, ["heads", "train_gates", "heads_per_layer"], "with growth.unit = 'block'"),
+    ],
+)
+def test_settings_that_would_do_nothing_are_refused(given: dict[str, Any], idle: list[str], reason: str) -> None:
+    values = {"growth.policy": "sgt", **{f"growth.{name}": value for name, value in given.items()}}
+    build_config(values)
+    for name in (f"growth.{name}" for name in idle):
+        with pytest.raises(InputError) as error:
+            build_config({**values, name: UNUSUAL[name]})
+        assert error.value.field == name
+        assert error.value.expected.startswith(f"does nothing {reason}")
 
 
 def test_a_run_keeps_the_resolved_configuration(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,6 +124,10 @@ def test_configurations_are_frozen() -> None:
         ("[growth]\nbeta = 1.0", r"growth\.beta = 1\.0: must be from 0 to below 1"),
         ("[growth]\nstart = 1.5", r"growth\.start = 1\.5: must be a part of the run .*, or whole updates"),
         ("[growth]\nwindow = 0", r"growth\.window = 0\.0: must be a part of the run above 0 and below 1"),
+        (
+            "[growth]\nstart = 0.99",
+            r"growth\.start = 0\.99: together with growth\.window = 0\.05 is more than the run",
+        ),
         ("[growth]\npasses = 0", r"growth\.passes = 0: must be an integer of at least 1"),
         ("[growth]\nheads = 'most'", r"growth\.heads = 'most': must be one of high, low, random, all"),
         ("[growth]\nbirth = 'paper'\nheads = 'all'", r"growth\.birth = 'paper': .*leaves none"),
@@ -170,7 +207,7 @@ def test_text_on_the_command_line_stays_text() -> None:
 def test_defaults_of_growth_are_those_of_the_policy() -> None:
     policy = Config().growth.sgt(1000)
     assert policy == Sgt(total_steps=1000)
-    changed = build_config({key: value for key, value in UNUSUAL.items() if key not in ("growth.layers", "model.plan")})
+    changed = build_config(GROWS)
     values = asdict(changed.growth.sgt(500))
     assert values.pop("total_steps") == 500
     assert values == {name: changed[f"growth.{name}"] for name in values}

@@ -53,6 +53,7 @@ ARMS: dict[str, dict[str, Any]] = {
     "two passes": TWICE,
     "paper": {**TWICE, "growth__birth": "paper"},
 }
+UNOBSERVED: dict[str, Any] = {"growth__observe": False, "growth__observe_every": 0}
 VANILLA: dict[str, Any] = {**GROWING, "growth__policy": "none"}
 Runs = Callable[[str], RunFolder]
 WARNING = re.compile(r"^warning, step (\d+): the loop of layer (\d+) adds more than the stream itself holds$", re.M)
@@ -275,9 +276,10 @@ def test_gates_that_are_not_trained_end_at_full_strength(data: Path, tmp_path: P
     assert [loop["gates"][0] for loop in deepest] == [pytest.approx([2 / 3] * 2), [1.0, 1.0], [1.0, 1.0]]
 
 
+# Without what a structure that does not grow has no use for.
 BRIEF: dict[str, Any] = {
-    "train__steps": 3, "eval__every": 0, "checkpoint__every": 2, "growth__start": 1, "growth__window": 1,
-    "growth__observe": False,
+    "train__steps": 3, "eval__every": 0, "checkpoint__every": 2, "growth__start": Sgt.start,
+    "growth__window": Sgt.window, **UNOBSERVED,
 }  # fmt: skip
 
 
@@ -371,7 +373,7 @@ def test_a_structure_is_taken_over_as_it_is(data: Path, tmp_path: Path, monkeypa
         return HeadReadings(entropy * len(tokens), readings.updates)
 
     monkeypatch.setattr(grower, "read_heads", read)
-    short = {**SHORT, "growth__observe": False, "train__steps": 20}
+    short = {**SHORT, **UNOBSERVED, "train__steps": 20}
     source = trained(data, tmp_path / "source", **{**GROWING, **short, "growth__passes": 2, "growth__shortlist": 1})
     passes = {layer: loop.passes for layer, loop in source.newest_plan.loops.items()}
     assert passes == {1: 2, 2: 1, 3: 1}
@@ -481,7 +483,7 @@ def test_whole_blocks_of_named_layers(data: Path, tmp_path: Path) -> None:
 
 def test_a_run_without_loops_or_entropies_is_nothing_to_be_like(whole: RunFolder, data: Path, tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"has no loops of high-entropy heads and no recorded entropies to take after"):
-        train(tiny_config(data, **{**GROWING, "growth__like": str(whole.path)}), tmp_path / "run")
+        train(tiny_config(data, **{**GROWING, **BRIEF, "growth__like": str(whole.path)}), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
@@ -629,7 +631,7 @@ def troubled(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run
         return HeadReadings(entropy, {key: torch.tensor(1.5) for key in readings.updates})
 
     monkeypatch.setattr(grower, "read_heads", read)
-    return trained(data, tmp_path / "run", **{**GROWING, **SHORT, "growth__observe": False})
+    return trained(data, tmp_path / "run", **{**GROWING, **SHORT, **UNOBSERVED})
 
 
 def test_a_window_without_a_decision_and_loops_that_are_too_strong_are_told(
@@ -698,7 +700,7 @@ def test_a_published_birth_and_the_end_of_its_fade_in_words() -> None:
 
 
 def test_the_end_of_a_fade_is_told_and_recorded(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    changes = {"growth__birth": "paper", "growth__observe": False, "growth__max_layers": 1}
+    changes = {"growth__birth": "paper", **UNOBSERVED, "growth__max_layers": 1}
     run = trained(data, tmp_path / "run", **{**GROWING, **SHORT, **changes})
     assert actions(run) == [(2, "add", 3), (5, "fix", None), (5, "fade", 3)]
     born, fixed, faded = decisions(run)
@@ -725,6 +727,7 @@ def test_the_end_of_a_fade_is_told_and_recorded(data: Path, tmp_path: Path, caps
         ({"layers": [1], "like": "run"}, r"growth\.like = 'run': cannot be given together with growth\.layers"),
         ({"policy": "none", "layers": [1], "heads": "all"}, r"growth\.policy = 'none': must be sgt for growth\.layers"),
         ({"policy": "none", "like": "run"}, r"growth\.policy = 'none': must be sgt"),
+        ({"observe": False}, r"growth\.observe_every = 4: does nothing without growth\.observe; leave it out"),
         ({"observe_every": -1}, r"growth\.observe_every = -1: must be 0 or above"),
         ({"start": STEPS}, rf"growth\.start = {STEPS}\.0: leaves no time to grow: .* after {STEPS} updates, a new"),
         ({"start": 1e6}, r"growth\.start = 1000000\.0: leaves no time to grow"),
@@ -762,12 +765,13 @@ def test_a_mistake_in_the_growth_section_is_named_before_anything_is_written(
     changes: dict[str, Any], message: str, data: Path, tmp_path: Path
 ) -> None:
     named = {f"growth__{key}": value for key, value in changes.items()}
+    base = {**GROWING, **BRIEF} if "layers" in changes else GROWING
     with pytest.raises(InputError, match=message):
-        train(tiny_config(data, **{**GROWING, **named}), tmp_path / "run")
+        train(tiny_config(data, **{**base, **named}), tmp_path / "run")
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("changes", [GROWING, VANILLA, {**GROWING, "growth__observe": False}])
+@pytest.mark.parametrize("changes", [GROWING, VANILLA, {**GROWING, **UNOBSERVED}])
 def test_one_token_has_no_entropy(changes: dict[str, Any], data: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"model\.context = 1: must be at least 2: one token has no entropy"):
         train(tiny_config(data, **{**changes, "model__context": 1}), tmp_path / "run")
@@ -796,9 +800,10 @@ def test_a_plan_that_has_loops_is_not_grown_on(grown: Runs, data: Path, tmp_path
 
 def test_growth_may_not_change_on_resume(grown: Runs, data: Path, tmp_path: Path) -> None:
     run = copy_run(grown("gate"), tmp_path / "run", last=8)
-    for name, value in (("growth__window", 7), ("growth__observe", False), ("growth__passes", 2)):
-        with pytest.raises(InputError, match=rf"{name.replace('__', '.')} = .*the run began with"):
-            resume(run.path, tiny_config(data, **{**GROWING, name: value}))
+    for changes in ({"growth__window": 7}, UNOBSERVED, {"growth__passes": 2}):
+        name = next(iter(changes)).replace("__", ".")
+        with pytest.raises(InputError, match=rf"{name} = .*the run began with"):
+            resume(run.path, tiny_config(data, **{**GROWING, **changes}))
 
 
 def test_the_run_to_be_like_may_move_or_vanish_before_a_resume(grown: Runs, data: Path, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from meristem.growth.criteria import Policy
 from meristem.growth.incrt import Incrt
 from meristem.growth.pruning import Pruning
 from meristem.growth.published import Published, RandomBirths
-from meristem.growth.sgt import Sgt
+from meristem.growth.sgt import ENDLESS, Sgt
 from meristem.plan import Plan
 from meristem.schedules import PREFERRED_DIMS
 from meristem.training.optimizer import OptimizerConfig
@@ -157,11 +157,30 @@ class GrowthConfig:
         if self.policy != "sgt" and (static or self.unit == "block"):
             raise InputError("growth.policy", self.policy, "must be sgt for growth.layers, growth.like or growth.unit")
         if self.start < 1 and self.window < 1 < self.start + self.window:
-            raise InputError("growth.start", self.start, f"and growth.window = {self.window} are more than the run")
-        self.sgt(10**12)  # refuses bad values; whether there is time to grow is seen when the run's length is known
+            expected = f"together with growth.window = {self.window} is more than the run"
+            raise InputError("growth.start", self.start, expected)
+        self.sgt()  # refuses bad values; whether there is time to grow is seen when the run's length is known
+        for name, reason in self._idle.items():
+            if getattr(self, name) != getattr(type(self), name):
+                raise InputError(f"growth.{name}", getattr(self, name), f"does nothing {reason}; leave it out")
 
-    def sgt(self, steps: int) -> Sgt:
-        """The SGT policy that the section describes."""
+    @property
+    def _idle(self) -> dict[str, str]:
+        """Settings that the others leave nothing to do, and why."""
+        idle = {} if self.observe else {"observe_every": "without growth.observe"}
+        if self.layers:
+            choosing = ("max_layers", "shortlist", "excluded", "order")
+            idle |= dict.fromkeys(choosing, "with growth.layers, which are chosen already")
+        if self.layers or self.like is not None:
+            growing = ("start", "window", "beta", "birth")
+            idle |= dict.fromkeys(growing, "with growth.layers or growth.like: nothing is born during the run")
+        if self.unit == "block":
+            of_heads = ("heads", "train_gates", *(("heads_per_layer",) if self.layers else ()))
+            idle |= dict.fromkeys(of_heads, "with growth.unit = 'block', which runs all heads")
+        return idle
+
+    def sgt(self, steps: int = ENDLESS) -> Sgt:
+        """The SGT policy that the section describes, for a run of so many updates."""
         try:
             return Sgt(
                 total_steps=steps, passes=self.passes, heads=self.heads, heads_per_layer=self.heads_per_layer,
@@ -206,7 +225,7 @@ class IncrtConfig:
             raise InputError("incrt.criterion", self.criterion, "must be one of demand, published, random")
         if self.births and self.criterion != "random":
             raise InputError("incrt.births", self.births, "is the number of births at random times: criterion = random")
-        self.policy(10**9)  # refuses bad values
+        self.policy(ENDLESS)  # refuses bad values
 
     def policy(self, steps: int) -> Policy:
         """The policy for a run of so many updates."""

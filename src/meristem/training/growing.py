@@ -17,8 +17,6 @@ from meristem.plan import Loop, Plan
 from meristem.training.config import Config, GrowthConfig, in_growth
 from meristem.training.run import RunFolder
 
-ENDLESS = 10**12  # updates: a structure that does not grow needs no time for it
-
 
 def starting_plan(config: Config, plan: Plan) -> Plan:
     """The plan a run begins with: room for what will grow, and what is there from the start."""
@@ -40,7 +38,7 @@ def starting_plan(config: Config, plan: Plan) -> Plan:
         if growth.unit == "block":
             return BlockLoop(growth.layers, growth.passes).prepare(plan)
         if growth.layers:
-            policy = growth.sgt(ENDLESS)
+            policy = growth.sgt()
             chosen = {layer: policy.chosen_heads(layer, [0.0] * plan.layers[layer].heads) for layer in growth.layers}
             return policy.looped(plan, {layer: Loop(heads, growth.passes) for layer, heads in chosen.items()})
         return growth.sgt(config.train.steps).prepare(plan)
@@ -50,7 +48,7 @@ def starting_plan(config: Config, plan: Plan) -> Plan:
 
 def _like(plan: Plan, growth: GrowthConfig, source: Path) -> Plan:
     """The plan with the loops of another run or of a plan file, or with repeats in the same layers."""
-    policy = growth.sgt(ENDLESS)
+    policy = growth.sgt()
     try:
         if growth.unit == "block":
             return BlockLoop(_layers(source, *_structure(source), policy), growth.passes).prepare(plan)
