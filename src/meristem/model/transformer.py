@@ -183,7 +183,7 @@ class Transformer(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """The residual stream of tokens (B, T) after the last block, and that block's output, which is not added yet.
 
-        `positions` are rows of the rotary tables; `view` says what the tokens may see (see `Attention.attend`).
+        `positions` are rows of the rotary tables; `view` says what the tokens may see (see `Attention.mix`).
         """
         gates = self.gates
         x, branch = regions.enter(self.embedding, tokens)
