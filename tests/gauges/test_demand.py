@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from meristem.gauges.demand import BETAS, MEMORY, RATE, DemandGauge
+from meristem.gauges.demand import BETAS, FORGET, MEMORY, RATE, DemandGauge
 from meristem.model.rotary import RotaryPair, rotary_table
 
 DOUBLE = torch.float64
@@ -112,7 +112,8 @@ def test_queries_and_keys_climb_the_slope(causal: bool) -> None:
     steps = 1e-6 * torch.eye(before.numel(), dtype=DOUBLE).view(-1, *before.shape)
     expected = torch.stack([(slope(before + step) - slope(before - step)) / 2e-6 for step in steps]).view_as(before)
     torch.testing.assert_close(gauge.moments[0, :, 0], (1 - BETAS[0]) * expected, rtol=1e-5, atol=1e-8)
-    torch.testing.assert_close(gauge.looks[:, 0], before + RATE * expected.sign(), rtol=0, atol=1e-6)
+    after = (1 - FORGET) * before + RATE / math.sqrt(width) * expected.sign()
+    torch.testing.assert_close(gauge.looks[:, 0], after, rtol=0, atol=1e-6)
 
 
 def test_oracle_17_noise_is_not_a_demand() -> None:
@@ -151,18 +152,18 @@ def test_a_head_that_is_missing_is_demanded_and_found() -> None:
 
 
 def test_a_head_that_looks_by_position_is_demanded() -> None:
-    """Each token asks for what the one before it was; without positions that cannot be seen."""
+    """Each token asks for what the one before it was; without positions little of that can be seen."""
     width, dim = 16, 8
     write = torch.linalg.qr(random(width, width, seed=9))[0].float()
 
-    def certainty(rotary: RotaryPair) -> float:
+    def slope(rotary: RotaryPair) -> float:
         gauge = DemandGauge(1, width, rotary)
         for number in range(100):
             x = random(32, 12, width, seed=number, dtype=torch.float32) + 1
             feed(gauge, x[None], -x.roll(1, 1)[None] @ write, everything(12).tril())
-        return gauge.readings()[0].certainty
+        return gauge.readings()[0].slope
 
-    assert certainty(rotary_table(dim, 16)) > 2 * certainty(still(dim))
+    assert slope(rotary_table(dim, 16)) > 2 * slope(still(dim))
 
 
 def test_what_is_asked_for_of_all_tokens_alike_is_not_a_demand() -> None:

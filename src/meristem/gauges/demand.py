@@ -27,10 +27,11 @@ from meristem.ranks import sum_over_ranks
 
 MEMORY = 0.95  # of what a scout would write, per feed
 TEST_MEMORY = 0.97  # of the sums that a decision reads, per feed
-RATE, BETAS = 1e-2, (0.9, 0.95)  # of Adam, which moves queries and keys, once per feed
+BETAS = (0.9, 0.95)  # of Adam, which moves queries and keys, once per feed
 # Of queries and keys at the start, beside those of a usual head: nearly even attention, from where all that is asked
-# for can be seen. A scout that starts sharp sees what lies near the tokens it happens to look at, often nothing.
-START = 0.1
+# for can be seen. A scout that starts sharp sees what lies near the tokens it happens to look at, often nothing. A step
+# is as large, and each feed a scout forgets a share, without which it stays where something was asked for long ago.
+START, RATE, FORGET = 0.1, 0.1, 0.03
 STAY = 1e-2  # of the old basis in a new one, for directions in which nothing is asked for; others do not notice
 
 
@@ -183,7 +184,8 @@ class DemandGauge:
         betas, feeds = slope.new_tensor(BETAS).view(2, 1, 1, 1, 1), slope.new_tensor(self.feeds).view(-1, 1, 1)
         self.moments = betas * self.moments + (1 - betas) * torch.stack((slope, slope.square()))
         mean, square = self.moments / (1 - betas**feeds)
-        self.looks = self.looks + RATE * mean / (square.sqrt() + 1e-30)
+        step = RATE / math.sqrt(self.width) * mean / (square.sqrt() + 1e-30)
+        self.looks = (1 - FORGET) * self.looks + step
 
 
 class _LowRank:
