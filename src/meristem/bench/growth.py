@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import statistics
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -52,6 +53,7 @@ def compare_growth(
         raise InputError("classes", plan.classes, "loops grow by the entropy of causal attention, which a decoder has")
     plans = grown_plans(plan, layers, heads, passes)
     births = measure_births(plan, device, layers, heads, passes, batch=batch, compile=compile)
+    gc.collect()  # the model that grew is held by its own recording, whose memory may not go while another is made
     say(f"{len(births['pauses'])} births: {births['total_seconds']:.1f} s of pauses")
     arms = {name: TrainingStep(arm_plan, device, compile=compile) for name, arm_plan in plans.items()}
     times: dict[str, list[float]] = {name: [] for name in arms}
