@@ -941,11 +941,11 @@ def test_loops_on_the_gpu() -> None:
 
 def trained_forward(model: Decoder, tokens: Tensor, regions: Regions) -> tuple[Tensor, Tensor]:
     """The stream after the last block and the loss, in bfloat16 as in training."""
-    with torch.no_grad(), torch.autocast(tokens.device.type, torch.bfloat16):
+    with torch.autocast(tokens.device.type, torch.bfloat16):
         x, branch = model._stream(tokens, regions=regions)
         loss = model(tokens, tokens.roll(-1, dims=1), regions).loss
     assert loss is not None
-    return x + branch, loss
+    return (x + branch).detach(), loss.detach()
 
 
 def births_with_equal_bits(plan: Plan, device: str, compile: bool) -> list[bool]:
