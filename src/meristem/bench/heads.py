@@ -15,6 +15,7 @@ from meristem.bench.step import (
     TrainingStep,
     block_graphs,
     check_minimums,
+    cold_compiler,
     random_batches,
     step_seconds,
     step_times,
@@ -37,6 +38,7 @@ def with_heads(plan: Plan, heads: int) -> Plan:
     return replace(plan, layers=(LayerPlan(heads, dim, heads),) * len(plan.layers))
 
 
+@cold_compiler()
 def compare_heads(
     plan: Plan, device: torch.device, *, batch: int, steps: int, rounds: int, feed_every: int, compile: bool,
     say: Callable[[str], None],
@@ -82,7 +84,6 @@ def grow_all(
     say: Callable[[str], None],
 ) -> tuple[TrainingStep, dict[str, Any]]:  # fmt: skip
     """A scripted growth from one head to the plan's, in every layer, birth by birth, and how long each holds up."""
-    torch._dynamo.reset()
     step = TrainingStep(with_heads(plan, 1), device, compile=compile)
     first = step_seconds(step, batches, device)
     usual = min(step_seconds(step, batches, device) for _ in range(3))
