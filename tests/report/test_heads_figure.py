@@ -322,8 +322,8 @@ EAGER: dict[str, Any] = {
     "model__schedule": "uniform", "model__heads": 1, "model__head_dim": 8, "train__steps": 24, "eval__every": 12,
     "growth__policy": "incrt", "incrt__feed_every": 1, "incrt__decide_every": 3, "incrt__calibration": 4,
     "incrt__cool_down": 3, "incrt__warm_up": 1, "incrt__certainty": -1e9, "incrt__share": 1e-9,
-    "incrt__steady": -1e9, "incrt__plateau": 1.0, "incrt__hits": 1, "incrt__max_heads": 3, "incrt__grace": 2,
-    "incrt__redundant": 1.0, "incrt__tolerance": 1.0,
+    "incrt__steady": -1e9, "incrt__plateau": 1.0, "incrt__hits": 1, "incrt__feeds": 1, "incrt__max_heads": 3,
+    "incrt__grace": 2, "incrt__redundant": 1.0, "incrt__tolerance": 1.0,
 }  # fmt: skip
 
 
