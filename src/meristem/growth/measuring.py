@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -31,8 +31,7 @@ def look(model: Model, tokens: Tensor, labels: Tensor) -> tuple[Tensor, Seen]:
         blocks = zip(model.stack, passes, strict=True)
         inputs = torch.stack([block.attention_input(seen.stream.detach()) for block, seen in blocks])
         allowed = model.allowed(tokens)
-        real = allowed.any(-1).expand(len(tokens), -1)[..., None]
-        sizes = torch.stack([_size(seen.stream.detach(), real) for seen in passes])
+        sizes = _sizes([seen.stream.detach() for seen in passes], _real(allowed, len(tokens)))
         return loss.detach().float(), Seen(inputs, torch.stack(gradients) * labels.numel(), allowed, sizes)
 
 
@@ -44,7 +43,7 @@ def head_moments(model: Model, batches: Iterable[Batch]) -> list[HeadMoments]:
     for batch in batches:
         tokens, labels = _chosen(*batch)
         _, passes = _watched(model, tokens, labels)
-        real = model.allowed(tokens).any(-1).expand(len(tokens), -1)
+        real = _real(model.allowed(tokens), len(tokens))
         sums = [HeadMoments.of(seen.mixed, real) for seen in passes]
         grams = [old + new for old, (new, _) in zip(grams, sums, strict=True)] if grams else [new for new, _ in sums]
         count = count + sums[0][1]
@@ -56,11 +55,16 @@ def head_moments(model: Model, batches: Iterable[Batch]) -> list[HeadMoments]:
     ]
 
 
-def _size(stream: Tensor, real: Tensor) -> Tensor:
-    """The root mean square of a coordinate of the stream (B, T, d), over real tokens (B, T, 1) of all processes."""
-    sums = torch.stack(((stream.float() * real).square().mean(-1).sum(), real.sum()))
-    squares, count = sum_over_ranks(sums)
-    return (squares / count).sqrt()
+def _real(allowed: Tensor, batch: int) -> Tensor:
+    """Which of the tokens (B, T) are not padding: those that may look at something."""
+    return allowed.any(-1).expand(batch, -1)
+
+
+def _sizes(streams: Sequence[Tensor], real: Tensor) -> Tensor:
+    """Of every stream (B, T, d) the root mean square of a coordinate, over real tokens (B, T) of all processes."""
+    squares = [(stream.float() * real[..., None]).square().mean(-1).sum() for stream in streams]
+    *sums, count = sum_over_ranks(torch.stack([*squares, real.sum()]))
+    return (torch.stack(sums) / count).sqrt()
 
 
 def _watched(model: Model, tokens: Tensor, labels: Tensor) -> tuple[Tensor, list[Pass]]:
