@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
 import torch._dynamo
@@ -24,7 +27,19 @@ def compiled_regions() -> Regions:
     """
     announce_operators()
     torch._dynamo.config.recompile_limit = max(VARIANTS, torch._dynamo.config.recompile_limit)
-    return Regions().mapped(partial(torch.compile, dynamic=False, fullgraph=True))
+    regions = Regions().mapped(partial(torch.compile, dynamic=False, fullgraph=True))
+    return replace(regions, enter=partial(_enter_as_between_blocks, regions.enter))
+
+
+def _enter_as_between_blocks(enter: Callable[..., tuple[Tensor, Tensor]], *parts: Any) -> tuple[Tensor, Tensor]:
+    """The empty branch before the first block, of the type that later ones have and with a gradient as they have.
+
+    To the compiler the first block is then one like any other, and needs no graph of its own.
+    """
+    x, branch = enter(*parts)
+    kind = x.device.type
+    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+    return x, branch.to(dtype).requires_grad_(x.requires_grad)
 
 
 class Gradients:
@@ -90,7 +105,6 @@ class Gradients:
 class _Graph:
     """A recorded forward and backward of one micro-batch shape. A replay overwrites the gradients, it does not add."""
 
-    WARMUP = 3
     REST = 20  # updates
 
     def __init__(self, gradients: Gradients) -> None:
@@ -124,9 +138,8 @@ class _Graph:
         aside = torch.cuda.Stream()
         aside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(aside):  # compiles, and lets libraries allocate their workspaces
-            for _ in range(self.WARMUP):
-                self._clear()
-                self.gradients.backward(self.tokens, self.labels, weight)
+            self._clear()
+            self.gradients.backward(self.tokens, self.labels, weight)
         torch.cuda.current_stream().wait_stream(aside)
         self._clear()
         torch.cuda.empty_cache()  # the recording allocates from a pool of its own
