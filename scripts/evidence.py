@@ -64,10 +64,13 @@ HEADS: dict[str, dict[str, Any]] = {
     "demand": {},
     "author": {"incrt.criterion": "published", "incrt.max_heads": 32},  # it would go on to the width and beyond
     "repaired": {"incrt.criterion": "published", "incrt.numerics": "repaired", "incrt.max_heads": 32},
-    "random births": {"incrt.criterion": "random", "incrt.births": "demand"},
+    "7 random births": {"incrt.criterion": "random", "incrt.births": 7},
     **{f"K={heads}": fixed(heads) for heads in (1, 2, 4, 8, 12)},
 }
-HEAD_PAIRS = (("demand", "K=4"), ("demand", "K=12"), ("demand", "random births"), ("demand", "author"))
+HEAD_PAIRS = (
+    ("demand", "K=4"), ("demand", "K=12"), ("demand", "7 random births"), ("demand", "author"),
+    ("7 random births", "K=8"),
+)  # fmt: skip
 # An arm that is "like" another takes the layers and heads that the other grew with the same seed, from the first step;
 # one with the "births" of another has as many, and one with its "plan" begins with the heads that the other ended with.
 STUDIES = {
@@ -102,6 +105,8 @@ STUDIES = {
     ),
     "sst2": Study("incrt-sst2.toml", "K=1", HEADS, HEAD_PAIRS),
     "clade": Study("incrt-clade.toml", "K=1", HEADS, HEAD_PAIRS),
+    "sst2-deep": Study("incrt-sst2-deep.toml", "K=1", HEADS, HEAD_PAIRS),
+    "clade-deep": Study("incrt-clade-deep.toml", "K=1", HEADS, HEAD_PAIRS),
     "heads": Study(
         "incrt-text.toml",
         "K=8",
@@ -109,6 +114,8 @@ STUDIES = {
             "demand": {}, "K=8": fixed(8), "K=1": fixed(1), "K=4": fixed(4),
             "same heads": {"growth.policy": "none", "model.plan": "demand"},
             "random births": {"incrt.criterion": "random", "incrt.births": "demand"},
+            "half the rate": {"optimizer.lr": 1e-3}, "twice the rate": {"optimizer.lr": 4e-3},
+            "half the batch": {"train.batch_size": 16}, "twice the batch": {"train.batch_size": 64},
         },
         (("demand", "K=1"), ("demand", "K=4"), ("demand", "same heads"), ("demand", "random births")),
     ),
@@ -126,7 +133,7 @@ def settings(study: str, arm: str, seed: int, there: list[dict[str, Any]], optio
     for key in ("growth.like", "model.plan"):
         if key in changes:
             changes[key] = str(grown_plan(changes[key], seed, there, options))
-    if "incrt.births" in changes:
+    if isinstance(changes.get("incrt.births"), str):
         changes["incrt.births"] = births_of(changes["incrt.births"], seed, there, options)
     return build_config({**flatten(load_config(CONFIGS / STUDIES[study].config)), **changes})
 
