@@ -75,7 +75,7 @@ class DemandGauge:
         self.moments = torch.zeros(2, *self.looks.shape, **self.place)  # Adam's, of the looks
         self.outputs = _LowRank(layers, width, self.head_dim, generator, self.place)
         self.sums = torch.zeros(4, layers, **self.place)  # of gains, their variance, sizes, sequences
-        self.feeds = [0] * layers
+        self.feeds = torch.zeros(layers, **self.place)
 
     def reset(self, layers: Iterable[int]) -> None:
         """Start again in some layers, as after a change there."""
@@ -95,11 +95,12 @@ class DemandGauge:
 
         Gradients are those of the mean loss times the number of its terms. `allowed` (T, T) or (B, T, T) says which
         tokens (columns) each token (row) may look at; rows of padding are empty. `sizes` (layers,) are those of a
-        coordinate of the stream, in the root mean square.
+        coordinate of the stream, in the root mean square. A batch with something in it that is not finite is passed
+        over: it would stay in the sums for good.
         """
         x, gradients, sizes = (part.to(**self.place) for part in (inputs, gradients, sizes))
         real = allowed.any(-1).expand(x.shape[1], -1)[None, :, :, None].to(x)
-        sequences, tokens = sum_over_ranks(torch.stack((x.new_tensor(x.shape[1]), real.sum())))
+        sequences, tokens = sum_over_ranks(torch.stack((x.new_full((), x.shape[1]), real.sum())))
         # What is the same for all tokens is not for attention to say: it is taken out of the gradients, and of what is
         # read. With the one gone the other is a constant in derivatives.
         gradients = (gradients - sum_over_ranks((gradients * real).sum((1, 2), keepdim=True)) / tokens) * real
@@ -108,19 +109,27 @@ class DemandGauge:
             weights = self._attend(x, looks, allowed)
             values = weights @ (x @ self.outputs.right[:, None])
             middle = sum_over_ranks((values.detach() * real).sum((1, 2), keepdim=True)) / tokens
-            written = ((values - middle) * real) @ self.outputs.left_core.mT[:, None]
-            gains, size = -(gradients * written).sum((2, 3)), written.square().sum((1, 2, 3))
+            values = (values - middle) * real
+            # What would be written is values @ core.T @ left.T, whose size needs no left: that is orthonormal.
+            wanted = gradients @ self.outputs.left_core[:, None]
+            gains = -(wanted * values).sum((2, 3))
+            size = (values @ self.outputs.core.mT[:, None]).square().sum((1, 2, 3))
             gain, whole = sum_over_ranks(torch.stack((gains.detach().sum(1), size.detach())))
             # The slope gain / sqrt(size) of all processes together, to which each of them adds its part.
             divisor = whole.clamp(min=1e-30)
             slope = (gains.sum(1) - gain / (2 * divisor) * size) / divisor.sqrt()
             (climb,) = torch.autograd.grad(slope.sum(), looks)
         with _coarse_products():
-            asked = (weights.detach().mT @ -gradients).flatten(1, 2).mT @ x.flatten(1, 2)
+            refused = (weights.detach().mT @ gradients).flatten(1, 2).mT @ x.flatten(1, 2)
+        before, climb, asked = self.tensors(), sum_over_ranks(climb), -sum_over_ranks(refused) / sequences
         self._test(gains.detach(), gain, whole / sizes**2, sequences)
-        self.feeds = [feeds + 1 for feeds in self.feeds]
-        self._climb(sum_over_ranks(climb))
-        self.outputs.add(sum_over_ranks(asked) / sequences)
+        self.feeds = self.feeds + 1
+        self._climb(climb)
+        self.outputs.add(asked)
+        # Decided on the device, which the host need not wait for.
+        sound = torch.stack((self.sums.sum(), climb.sum(), asked.sum())).isfinite().all()
+        for name, tensor in self.tensors().items():
+            tensor.copy_(torch.where(sound, tensor, before[name]))
 
     def readings(self) -> list[DemandReading]:
         """The demand of every layer, from the feeds since its last reset, the recent ones most."""
@@ -129,7 +138,8 @@ class DemandGauge:
         mean = gain / count
         certainty = mean / (variance / count / count).clamp(min=1e-300).sqrt()
         slope = mean / (size / count).clamp(min=1e-300).sqrt()
-        return [DemandReading(*reading) for reading in zip(certainty.tolist(), slope.tolist(), self.feeds, strict=True)]
+        feeds = self.feeds.long().tolist()
+        return [DemandReading(*reading) for reading in zip(certainty.tolist(), slope.tolist(), feeds, strict=True)]
 
     def directions(self, layer: int) -> tuple[Tensor, Tensor]:
         """Query and key projections (e, d) of the head that is asked for, each of Frobenius norm sqrt(e)."""
@@ -149,19 +159,20 @@ class DemandGauge:
 
     def tensors(self) -> dict[str, Tensor]:
         """The large part of the state."""
-        own = {"sums": self.sums, "looks": self.looks, "moments": self.moments}
+        own = {"sums": self.sums, "feeds": self.feeds, "looks": self.looks, "moments": self.moments}
         return own | {f"outputs.{name}": value for name, value in vars(self.outputs).items()}
 
     def values(self) -> dict[str, Any]:
         """The rest of the state, for JSON; `load` goes on from both exactly."""
-        return {"resets": self.resets, "feeds": self.feeds}
+        return {"resets": self.resets}
 
     def load(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
         """Go on from a state."""
         placed = {name: tensor.to(**self.place, copy=True) for name, tensor in tensors.items()}
-        self.sums, self.looks, self.moments = (placed[name] for name in ("sums", "looks", "moments"))
+        for name in ("sums", "feeds", "looks", "moments"):
+            setattr(self, name, placed[name])
         vars(self.outputs).update({name: placed[f"outputs.{name}"] for name in vars(self.outputs)})
-        self.resets, self.feeds = values["resets"], list(values["feeds"])
+        self.resets = values["resets"]
 
     def _drawn(self, generator: torch.Generator) -> Tensor:
         looks = torch.randn(2, self.layers, self.width, self.head_dim, generator=generator)
@@ -170,9 +181,12 @@ class DemandGauge:
     def _attend(self, x: Tensor, looks: Tensor, allowed: Tensor) -> Tensor:
         """How the scouts look from token to token, (layers, B, T, T)."""
         cos, sin = (table[: x.shape[2]] for table in self.rotary)
-        query, key = (rotate(x @ look[:, None], cos, sin) for look in looks)
-        scores = query @ key.mT / math.sqrt(self.head_dim)
-        return scores.masked_fill(~allowed, torch.finfo(scores.dtype).min).softmax(-1)
+        query, key = (rotate(x @ look[:, None], cos, sin).flatten(0, 1) for look in looks)
+        # A mask that is added needs no pass of its own over all pairs of tokens, nor one for its gradient.
+        mask = torch.zeros_like(allowed, dtype=x.dtype).masked_fill_(~allowed, torch.finfo(x.dtype).min)
+        mask = mask.expand(*x.shape[:2], *mask.shape[-2:]).flatten(0, 1)
+        scores = torch.baddbmm(mask, query, key.mT, alpha=1 / math.sqrt(self.head_dim))
+        return scores.softmax(-1).unflatten(0, x.shape[:2])
 
     def _test(self, gains: Tensor, gain: Tensor, size: Tensor, sequences: Tensor) -> None:
         """How much the scouts would gain on a batch from which they have not learnt yet."""
@@ -181,9 +195,10 @@ class DemandGauge:
 
     def _climb(self, slope: Tensor) -> None:
         """A step of Adam, upwards."""
-        betas, feeds = slope.new_tensor(BETAS).view(2, 1, 1, 1, 1), slope.new_tensor(self.feeds).view(-1, 1, 1)
-        self.moments = betas * self.moments + (1 - betas) * torch.stack((slope, slope.square()))
-        mean, square = self.moments / (1 - betas**feeds)
+        feeds = self.feeds.view(-1, 1, 1)
+        new = zip(BETAS, self.moments, (slope, slope.square()), strict=True)
+        self.moments = torch.stack([beta * old + (1 - beta) * power for beta, old, power in new])
+        mean, square = (moment / (1 - beta**feeds) for beta, moment in zip(BETAS, self.moments, strict=True))
         step = RATE / math.sqrt(self.width) * mean / (square.sqrt() + 1e-30)
         self.looks = (1 - FORGET) * self.looks + step
 

@@ -14,18 +14,19 @@ from meristem.gauges.energy import EnergyGauge, Projections, projections
 from meristem.growth.incrt import Incrt, IncrtState, RelativeDemand
 from meristem.growth.published import Published, PublishedState, RandomBirths, RandomState
 from meristem.growth.surgery import Model
-from meristem.ranks import from_first_rank
+from meristem.ranks import from_first_rank, mean_over_ranks
 
 Policy = Incrt | Published | RandomBirths
 
 
 class Seen(NamedTuple):
-    """What a batch shows of every layer: what its attention reads, and the gradient of the loss by what it writes.
+    """What a batch shows: the loss, what every layer's attention reads, and the gradient of the loss by what it writes.
 
     Both are (layers, B, T, d), the gradient that of the mean loss times the number of its terms; `allowed` (T, T) or
     (B, T, T) says which tokens each token may look at, and `sizes` (layers,) how large the stream is.
     """
 
+    loss: Tensor
     inputs: Tensor
     gradients: Tensor
     allowed: Tensor
@@ -102,7 +103,7 @@ class Demand:
         self.spectra: list[list[float]] = []  # of the demand of the model without attention
 
     def feed(self, seen: Seen) -> None:
-        self.gauge.feed(*seen)
+        self.gauge.feed(seen.inputs, seen.gradients, seen.allowed, seen.sizes)
         self.fed += 1
         if self.fed == (self.silent + 1) // 2:
             self.earlier = self.gauge.outputs.total.clone()
@@ -159,6 +160,8 @@ class Energy:
         self.state = policy.start(len(plan.layers))
 
     def feed(self, seen: Seen) -> None:
+        if not bool(mean_over_ranks(seen.loss).isfinite()):  # it would stay in the averages for good
+            return
         self.gauge.feed(seen.inputs, [self._projections(layer) for layer in range(len(seen.inputs))], seen.allowed)
 
     def _projections(self, layer: int) -> Projections:

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from meristem.errors import InputError
 from meristem.gauges.redundancy import HeadMoments
-from meristem.growth.average import Average
-from meristem.growth.criteria import Decision, Policy, make_criterion
+from meristem.growth.criteria import Decision, Policy, gauge_place, make_criterion
 from meristem.growth.edits import AddHead, RemoveHead
 from meristem.growth.heads import newborn_head, with_head
 from meristem.growth.incrt import Incrt
@@ -40,7 +39,7 @@ class HeadGrowth:
         self.criterion = make_criterion(policy, model)
         self.trials = policy.pruning if isinstance(policy, Incrt) else Pruning()
         self.ages = self.trials.start(model.plan.heads)
-        self.loss = Average(LOSS_MEMORY)
+        self.losses = torch.zeros(2, **gauge_place(model))  # averages of the loss, and of what it was weighted with
         self.done = 0
 
     def step(self, tokens: Tensor, labels: Tensor, fresh: Fresh | None = None) -> Growth:
@@ -52,7 +51,7 @@ class HeadGrowth:
                 self._feed(tokens, labels)
             if done == silent:
                 self.criterion.calibrate()
-                self.loss = Average(LOSS_MEMORY)
+                self.losses.zero_()
         elif done % policy.feed_every == 0 and self.criterion.sees:
             self._feed(tokens, labels)
         if done <= silent or done % policy.decide_every:
@@ -63,13 +62,13 @@ class HeadGrowth:
 
     def _feed(self, tokens: Tensor, labels: Tensor) -> None:
         """Show the criterion what every layer's attention reads, and the gradient of the loss by what it writes."""
-        loss, seen = look(self.model, tokens, labels)
-        smooth = mean_over_ranks(loss)
-        if not bool(smooth.isfinite()):  # an update that was skipped: it would stay in the averages for good
-            return
+        seen = look(self.model, tokens, labels)
         with torch.no_grad(), torch.autocast(tokens.device.type, enabled=False):
             self.criterion.feed(seen)
-            self.loss.add(smooth)
+            loss = mean_over_ranks(seen.loss).to(self.losses)
+            new = torch.lerp(torch.stack((loss, torch.ones_like(loss))), self.losses, LOSS_MEMORY)
+            # A loss that is not finite, as of an update that was skipped, would stay for good.
+            self.losses = torch.where(loss.isfinite(), new, self.losses)
 
     def _moments(self, tokens: Tensor, labels: Tensor) -> list[HeadMoments]:
         """Of every layer's heads, over some sequences."""
@@ -80,7 +79,8 @@ class HeadGrowth:
     def _decide(self, tokens: Tensor, labels: Tensor, fresh: Fresh | None) -> Growth:
         most = self.policy.max_heads or max(self.model.plan.heads) + 1
         full = frozenset(index for index, heads in enumerate(self.model.plan.heads) if heads >= most)
-        loss = math.nan if self.loss.value is None else float(self.loss.mean)
+        loss, weight = self.losses.tolist()
+        loss = loss / weight if weight else math.nan
         decision = self.criterion.decide(self.done, loss, full)
         event = {"event": "demand", "loss": finite(loss), **self._facts(decision)}
         if decision.layer is not None:
@@ -176,13 +176,12 @@ class HeadGrowth:
 
     def tensors(self) -> dict[str, Tensor]:
         """The large part of the state."""
-        found = {f"criterion.{name}": tensor for name, tensor in self.criterion.tensors().items()}
-        return found if self.loss.value is None else {**found, "loss": self.loss.value}
+        return {"losses": self.losses, **{f"criterion.{name}": t for name, t in self.criterion.tensors().items()}}
 
     def values(self) -> dict[str, Any]:
         """The rest of the state, plain values for JSON; `load` goes on from both exactly."""
         return {
-            "rule": asdict(self.policy), "done": self.done, "losses": self.loss.count, "ages": self.ages.to_dict(),
+            "rule": asdict(self.policy), "done": self.done, "ages": self.ages.to_dict(),
             "criterion": self.criterion.values(),
         }  # fmt: skip
 
@@ -192,9 +191,7 @@ class HeadGrowth:
         prefix = "criterion."
         own = {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
         self.criterion.load(own, values["criterion"])
-        device = self.model.stack[0].attention.out.weight.device
-        loss = tensors["loss"].to(device) if "loss" in tensors else None
-        self.loss = Average(LOSS_MEMORY, loss, values["losses"])
+        self.losses = tensors["losses"].to(self.losses, copy=True)
         self.done, self.ages = values["done"], PruningState.from_dict(values["ages"])
 
 

@@ -20,8 +20,8 @@ Batch = tuple[Tensor, Tensor]  # tokens and labels
 Batches = Iterator[Batch]
 
 
-def look(model: Model, tokens: Tensor, labels: Tensor) -> tuple[Tensor, Seen]:
-    """The loss on some sequences of a batch, and what they show of every layer."""
+def look(model: Model, tokens: Tensor, labels: Tensor) -> Seen:
+    """What some sequences of a batch show of every layer."""
     tokens, labels = _chosen(tokens, labels)
     # All that is asked for are gradients by activations, so only the first layer's output need lead to them.
     with _frozen(model, but=model.stack[0].attention.out.weight), torch.enable_grad():
@@ -32,7 +32,7 @@ def look(model: Model, tokens: Tensor, labels: Tensor) -> tuple[Tensor, Seen]:
         inputs = torch.stack([block.attention_input(seen.stream.detach()) for block, seen in blocks])
         allowed = model.allowed(tokens)
         sizes = _sizes([seen.stream.detach() for seen in passes], _real(allowed, len(tokens)))
-        return loss.detach().float(), Seen(inputs, torch.stack(gradients) * labels.numel(), allowed, sizes)
+        return Seen(loss.detach().float(), inputs, torch.stack(gradients) * labels.numel(), allowed, sizes)
 
 
 @torch.no_grad()

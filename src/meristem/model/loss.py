@@ -27,26 +27,27 @@ def linear_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor, *, chu
     if torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad):
         loss: Tensor = _LinearCrossEntropy.apply(hidden, weight, targets, rows, dtype)
         return loss
-    return _chunked(hidden, weight, targets, rows, dtype, gradients=False)[0]
+    return _chunked(hidden, weight, targets, rows, dtype, False, False)[0]
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, rows: int, dtype: torch.dtype) -> Tensor:
-        loss, hidden_grad, weight_grad = _chunked(hidden, weight, targets, rows, dtype, gradients=True)
+        wanted = ctx.needs_input_grad[:2]
+        loss, hidden_grad, weight_grad = _chunked(hidden, weight, targets, rows, dtype, *wanted)
         ctx.save_for_backward(hidden_grad, weight_grad)
         return loss
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        hidden_grad, weight_grad = ctx.saved_tensors
-        return hidden_grad * grad, weight_grad * grad, None, None, None
+        hidden_grad, weight_grad = (None if saved is None else saved * grad for saved in ctx.saved_tensors)
+        return hidden_grad, weight_grad, None, None, None
 
 
 def _chunked(
-    hidden: Tensor, weight: Tensor, targets: Tensor, rows: int, dtype: torch.dtype, *, gradients: bool
+    hidden: Tensor, weight: Tensor, targets: Tensor, rows: int, dtype: torch.dtype, by_hidden: bool, by_weight: bool
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Loss, and its gradients by hidden and weight."""
+    """Loss, and its gradients by hidden and weight if they are wanted."""
     wide = torch.float64 if dtype == torch.float64 else torch.float32
     scale = 1 / (targets != IGNORE).sum().clamp(min=1).to(wide)
     cast_hidden, cast_weight = hidden.to(dtype), weight.to(dtype)
@@ -57,12 +58,14 @@ def _chunked(
         h = cast_hidden[start : start + rows]
         logits = h @ cast_weight.T
         losses.append(cross_entropy_(logits, targets[start : start + rows], scale))
-        if gradients:  # logits now hold the gradient of the loss by themselves
+        # Logits now hold the gradient of the loss by themselves.
+        if by_hidden:
             hidden_grads.append(logits @ cast_weight)
+        if by_weight:
             part = (logits.T @ h).to(wide)
             weight_grad = part if weight_grad is None else weight_grad + part
-    loss = torch.cat(losses).sum() * scale
-    if not gradients:
-        return loss, None, None
-    assert weight_grad is not None
-    return loss, torch.cat(hidden_grads).to(hidden.dtype), weight_grad.to(weight.dtype)
+    return (
+        torch.cat(losses).sum() * scale,
+        torch.cat(hidden_grads).to(hidden.dtype) if by_hidden else None,
+        None if weight_grad is None else weight_grad.to(weight.dtype),
+    )
