@@ -76,7 +76,7 @@ class Incrt:
     last_birth: int = 10**12  # none after this, as when the learning rate decays: there would be no time to learn
     max_heads: int = 0  # of a layer; 0 for no limit
     certainty: float = 4.0  # the demand must be this many standard errors above zero
-    share: float = 0.1  # and this share of its largest value in the layer
+    share: float = 0.03  # and this share of its largest value in the layer
     steady: float = 0.8  # and not be falling by itself: at least this share of the value before
     plateau: float = 0.25  # births wait while the loss falls by this share within a cool-down
     hits: int = 2  # decisions in a row

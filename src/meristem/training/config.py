@@ -207,7 +207,7 @@ class IncrtConfig:
     last_birth: float = 0.7  # no birth after this: part of the run up to 1, updates above
     max_heads: int = Incrt.max_heads  # of a layer; 0 for no limit
     certainty: float = Incrt.certainty  # standard errors above zero that a demand must have
-    share: float = Incrt.share  # of a layer's largest demand, below which no head is born
+    share: float = 0.0  # of a layer's largest demand, below which no head is born; if 0, 0.03 (published: 0.1)
     steady: float = Incrt.steady  # of the demand before, below which it is falling by itself
     plateau: float = Incrt.plateau  # births wait while the loss falls by this share within a cool-down
     hits: int = Incrt.hits  # decisions in a row
@@ -236,13 +236,13 @@ class IncrtConfig:
         }  # fmt: skip
         try:
             if self.criterion == "published":
-                return Published(self.numerics, share=self.share, prune=self.prune, **common)
+                return Published(self.numerics, share=self.share or Published.share, prune=self.prune, **common)
             if self.criterion == "random":
                 return RandomBirths(self.births, warm_up=self.warm_up, **common)
             return Incrt(
                 calibration=self.calibration, cool_down=self.cool_down, warm_up=self.warm_up, **common,
-                certainty=self.certainty, share=self.share, steady=self.steady, plateau=self.plateau, hits=self.hits,
-                feeds=self.feeds, prune=self.prune,
+                certainty=self.certainty, share=self.share or Incrt.share, steady=self.steady, plateau=self.plateau,
+                hits=self.hits, feeds=self.feeds, prune=self.prune,
                 pruning=Pruning(self.grace or 4 * self.cool_down, self.redundant, tolerance=self.tolerance),
             )  # fmt: skip
         except InputError as error:
