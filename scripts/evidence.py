@@ -105,6 +105,7 @@ STUDIES = {
     ),
     "sst2": Study("incrt-sst2.toml", "K=1", HEADS, HEAD_PAIRS),
     "clade": Study("incrt-clade.toml", "K=1", HEADS, HEAD_PAIRS),
+    "label": Study("incrt-clade.toml", "K=1", HEADS, HEAD_PAIRS),  # the same sequences, their ten variants
     "sst2-deep": Study("incrt-sst2-deep.toml", "K=1", HEADS, HEAD_PAIRS),
     "clade-deep": Study("incrt-clade-deep.toml", "K=1", HEADS, HEAD_PAIRS),
     "heads": Study(
