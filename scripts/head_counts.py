@@ -3,6 +3,7 @@
     python scripts/head_counts.py run --out runs.jsonl --criteria demand --seeds 0,1,2,3,4,5,6,7,8,9
     python scripts/head_counts.py run --out runs.jsonl --criteria author,repaired --seeds 0,1,2,3,4
     python scripts/head_counts.py run --out runs.jsonl --tasks teacher-4 --batch 32,128 --rate 0.005,0.02
+    python scripts/head_counts.py run --out runs.jsonl --criteria demand-10,demand-20,demand-40
     python scripts/head_counts.py table runs.jsonl
 
 `run` adds a line per run and passes over those that are there; `table` puts them together. One run takes about half a
@@ -34,7 +35,8 @@ TASKS = {
     "noise": Task("noise", 1),
 }
 POLICIES: dict[str, Policy] = {
-    "demand": Incrt(),
+    "demand": Incrt(),  # a feed in 5 updates
+    **{f"demand-{every}": Incrt(feed_every=every) for every in (10, 20, 40)},
     "author": Published("author"),
     "repaired": Published("repaired", decide_every=50),
 }
