@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from meristem.growth.heads import Head, with_head, without_head
+from meristem.growth.heads import Head, check_head, with_head, without_head
 from meristem.plan import Loop, Plan
 
 
@@ -41,7 +41,11 @@ class AddHead:
     head: Head
 
     def apply(self, plan: Plan) -> Plan:
-        return plan.with_layer(self.layer, with_head(plan.layer(self.layer)))
+        """The plan with this head; weights that do not fit are refused by name."""
+        old = plan.layer(self.layer)
+        new = with_head(old)
+        check_head(old, plan.width, self.head)
+        return plan.with_layer(self.layer, new)
 
 
 @dataclass(frozen=True)

@@ -41,6 +41,11 @@ def with_head(layer: LayerPlan) -> LayerPlan:
     return replace(layer, heads=layer.heads + 1, kv_heads=layer.kv_heads + (0 if shared else 1))
 
 
+def fewest_heads(layer: LayerPlan) -> int:
+    """As many as have to stay: one, or two that share keys and values, as nothing would say that a single one did."""
+    return 1 if layer.heads == layer.kv_heads else 2
+
+
 def without_head(layer: LayerPlan, head: int) -> LayerPlan:
     """The layer with one head less."""
     _check_groups(layer)
@@ -48,10 +53,29 @@ def without_head(layer: LayerPlan, head: int) -> LayerPlan:
         raise InputError("head", head, f"must be in 0..{layer.heads - 1}")
     if layer.heads == 1:
         raise InputError("head", head, "is the last one of its layer and has to stay")
+    if layer.heads <= fewest_heads(layer):
+        raise InputError("head", head, "is one of the last two of its layer, which share keys and values; both stay")
     if layer.loop is not None:
         raise InputError("head", head, f"cannot leave a layer whose heads {list(layer.loop.heads)} are looped")
     shared = layer.heads != layer.kv_heads
     return replace(layer, heads=layer.heads - 1, kv_heads=layer.kv_heads - (0 if shared else 1))
+
+
+def check_head(layer: LayerPlan, width: int, head: Head) -> None:
+    """Refuse, by name, a head that does not fit into a layer of a model of this width."""
+    shared = layer.heads != layer.kv_heads
+    rows, columns = (layer.head_dim, width), (width, layer.head_dim)
+    parts = (
+        ("queries", head.query, rows), ("keys", head.key, None if shared else rows),
+        ("values", head.value, None if shared else rows), ("out", head.out, columns),
+    )  # fmt: skip
+    for name, part, right in parts:
+        shape = None if part is None else tuple(part.shape)
+        if shape == right:
+            continue
+        if right is None:
+            raise InputError(name, shape, "must be None: the heads of this layer share one pair of keys and values")
+        raise InputError(name, shape, f"must be of shape {right}, for heads of {layer.head_dim} and width {width}")
 
 
 def head_of(layer: LayerPlan, qkv: Tensor, out: Tensor, head: int) -> Head:

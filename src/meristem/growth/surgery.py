@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
+from meristem.errors import InputError
 from meristem.growth.edits import AddHead, RemoveHead
 from meristem.growth.heads import drop_head, empty_head, insert_head, mean_head
 from meristem.model.attention import Attention
@@ -17,6 +18,10 @@ from meristem.plan import Plan
 
 # Takes the two projections of a layer, or two tensors shaped like them, and what they are; gives the new ones.
 Map = Callable[[Tensor, Tensor, str], tuple[Tensor, Tensor]]
+
+# What torch's optimizers keep of every weight: where gradients point, and how large they or the updates are.
+FIRST_MOMENTS = frozenset({"exp_avg", "momentum_buffer", "grad_avg"})
+SECOND_MOMENTS = frozenset({"exp_avg_sq", "max_exp_avg_sq", "square_avg", "sum", "exp_inf", "acc_delta"})
 
 
 class Layer(Protocol):
@@ -47,10 +52,13 @@ class Model(Protocol):
 
 
 def add_head(model: Model, optimizer: torch.optim.Optimizer | None, edit: AddHead) -> None:
-    """Give a layer another head. With a zero output the model's function stays as it is, bit for bit.
+    """Give a layer another head. One whose output projection is zero leaves the model's function as it is.
+
+    That is bit for bit where the output product, longer by zeros, is summed in the same order, else to rounding.
 
     The newborn's first moment is zero. Its second moment is the mean of the other heads': from zero, under a step
-    count that is large by now, its first updates would be several times too long.
+    count that is large by now, its first updates would be several times too long. Weights that do not fit, and an
+    optimizer that keeps something else, are refused by name, and nothing has changed then.
     """
     plan = edit.apply(model.plan)
     layer = model.plan.layers[edit.layer]
@@ -58,7 +66,7 @@ def add_head(model: Model, optimizer: torch.optim.Optimizer | None, edit: AddHea
     def insert(qkv: Tensor, out: Tensor, kind: str) -> tuple[Tensor, Tensor]:
         if kind == "weight":
             head = edit.head.mapped(lambda part: part.to(qkv))
-        elif kind == "exp_avg":
+        elif kind in FIRST_MOMENTS:
             head = empty_head(layer, qkv, out)
         else:
             head = mean_head(layer, qkv, out)
@@ -79,18 +87,41 @@ def remove_head(model: Model, optimizer: torch.optim.Optimizer | None, edit: Rem
 
 
 def _exchange(attention: Attention, optimizer: torch.optim.Optimizer | None, change: Map) -> None:
-    """Put changed projections in the place of a layer's own, in the model and in the optimizer."""
+    """Put changed projections in the place of a layer's own, in the model and in the optimizer; or fail before."""
     old = attention.qkv.weight, attention.out.weight
+    states = [{} if optimizer is None else dict(optimizer.state.get(weight, {})) for weight in old]
+    moments = [] if optimizer is None else _moments(optimizer, old, states)
     new = tuple(nn.Parameter(part) for part in change(old[0].detach(), old[1].detach(), "weight"))
+    for name in moments:
+        qkv, out = (state.get(name, torch.zeros_like(weight)) for state, weight in zip(states, old, strict=True))
+        for state, moment in zip(states, change(qkv, out, name), strict=True):
+            if name in state:
+                state[name] = moment
     attention.qkv.weight, attention.out.weight = new
     if optimizer is None:
         return
     for group in optimizer.param_groups:
         group["params"] = [next((n for o, n in zip(old, new, strict=True) if o is p), p) for p in group["params"]]
-    states = [optimizer.state.pop(parameter, {}) for parameter in old]
-    for name, value in states[0].items():
-        moments = (value, states[1][name])
-        if value.shape == old[0].shape:
-            moments = change(*moments, name)
-        for parameter, moment in zip(new, moments, strict=True):
-            optimizer.state[parameter][name] = moment
+    for before, after, state in zip(old, new, states, strict=True):
+        if optimizer.state.pop(before, None) is not None:
+            optimizer.state[after] = state
+
+
+def _moments(
+    optimizer: torch.optim.Optimizer, weights: Sequence[Tensor], states: Sequence[Mapping[str, Any]]
+) -> list[str]:
+    """The names of what an optimizer keeps of every weight; what is neither that nor a single number is refused."""
+    names = []
+    for weight, state in zip(weights, states, strict=True):
+        for name, value in state.items():
+            if value is None or isinstance(value, int | float) or (isinstance(value, Tensor) and value.numel() == 1):
+                continue
+            shape = tuple(getattr(value, "shape", ()))
+            if name not in FIRST_MOMENTS | SECOND_MOMENTS or shape != tuple(weight.shape):
+                raise InputError(
+                    "optimizer", type(optimizer).__name__,
+                    f"keeps {name!r} of shape {shape} for a weight of shape {tuple(weight.shape)}, which cannot follow "
+                    f"heads that come and go; AdamW and others that keep a first and second moment of every weight can",
+                )  # fmt: skip
+            names.append(name)
+    return list(dict.fromkeys(names))
