@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from meristem.gauges import demand
 from meristem.gauges.demand import BETAS, FORGET, MEMORY, RATE, DemandGauge
 from meristem.model.rotary import RotaryPair, rotary_table
 
@@ -58,7 +59,7 @@ def head_output(x: Tensor, looks: Tensor, output: Tensor, allowed: Tensor, rotar
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_oracle_20_the_gain_is_the_slope_of_a_real_head(causal: bool) -> None:
+def test_incrt_oracle_20_the_gain_is_the_slope_of_a_real_head(causal: bool) -> None:
     """Differences of a loss: in the output amplitude of a softmax head, and in that and its score scale, at 1e-3 each.
 
     The loss is not quadratic, so that it has more than a second derivative.
@@ -116,7 +117,7 @@ def test_queries_and_keys_climb_the_slope(causal: bool) -> None:
     torch.testing.assert_close(gauge.looks[:, 0], after, rtol=0, atol=1e-6)
 
 
-def test_oracle_17_noise_is_not_a_demand() -> None:
+def test_incrt_oracle_17_noise_is_not_a_demand() -> None:
     """Gradients that have nothing to do with the tokens: |z| < 4 in at least 95 of 100 windows."""
     gauge = DemandGauge(4, 16, rotary_table(4, 8))
     certain = 0
@@ -309,6 +310,44 @@ def test_padding_is_not_seen() -> None:
     assert padded.readings()[0].certainty == pytest.approx(short.readings()[0].certainty, rel=1e-9)
     torch.testing.assert_close(padded.outputs.total, short.outputs.total)
     torch.testing.assert_close(padded.looks, short.looks)
+
+
+@pytest.mark.parametrize("layers", [1, 2, 3])
+@pytest.mark.parametrize("masked", [False, True])
+def test_a_few_layers_at_a_time_give_what_all_together_give(
+    layers: int, masked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bit for bit, and never more pairs of tokens than fit, but for a single layer."""
+    batch, length = 4, 6
+    allowed = everything(length).tril().repeat(batch, 1, 1) if masked else everything(length).tril()
+    held: list[int] = []
+    attend = DemandGauge._attend
+
+    def counted(gauge: DemandGauge, x: Tensor, looks: Tensor, allowed: Tensor) -> Tensor:
+        held.append(len(x))
+        return attend(gauge, x, looks, allowed)
+
+    monkeypatch.setattr(DemandGauge, "_attend", counted)
+
+    def fed() -> DemandGauge:
+        gauge = gauge_of(5, 8, 2)
+        for number in range(3):
+            feed(gauge, correlated(5, batch, length, 8, seed=number), random(5, batch, length, 8, seed=number), allowed)
+        return gauge
+
+    whole = fed()
+    assert held == [5] * 3
+    held.clear()
+    monkeypatch.setattr(demand, "PAIRS", layers * batch * length**2 - (1 if layers == 1 else 0))
+    parts = fed()
+    assert set(held) == {layers, *([5 % layers] if 5 % layers else [])}
+    for name, tensor in whole.tensors().items():
+        assert torch.equal(parts.tensors()[name], tensor), name
+
+
+def test_usual_sizes_are_one_piece() -> None:
+    """Twelve layers, 8 x 1024 tokens."""
+    assert 12 * 8 * 1024**2 <= demand.PAIRS < 2 * 12 * 8 * 1024**2
 
 
 def test_memory_does_not_depend_on_batch_or_length() -> None:

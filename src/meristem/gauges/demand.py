@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from meristem.model.fused import rotate
 from meristem.model.rotary import RotaryPair
@@ -32,6 +33,7 @@ BETAS = (0.9, 0.95)  # of Adam, which moves queries and keys, once per feed
 # for can be seen. A scout that starts sharp sees what lies near the tokens it happens to look at, often nothing. A step
 # is as large, and each feed a scout forgets a share, without which it stays where something was asked for long ago.
 START, RATE, FORGET = 0.1, 0.1, 0.03
+PAIRS = 2**27  # of tokens, over sequences and layers, that are held at a time, where a layer has not more
 STAY = 1e-2  # of the old basis in a new one, for directions in which nothing is asked for; others do not notice
 
 
@@ -106,8 +108,7 @@ class DemandGauge:
         gradients = (gradients - sum_over_ranks((gradients * real).sum((1, 2), keepdim=True)) / tokens) * real
         looks = self.looks.clone().requires_grad_()
         with torch.enable_grad(), _coarse_products():
-            weights = self._attend(x, looks, allowed)
-            values = weights @ (x @ self.outputs.right[:, None])
+            values, refused = self._read(x, gradients, looks, allowed)
             middle = sum_over_ranks((values.detach() * real).sum((1, 2), keepdim=True)) / tokens
             values = (values - middle) * real
             # What would be written is values @ core.T @ left.T, whose size needs no left: that is orthonormal.
@@ -119,8 +120,6 @@ class DemandGauge:
             divisor = whole.clamp(min=1e-30)
             slope = (gains.sum(1) - gain / (2 * divisor) * size) / divisor.sqrt()
             (climb,) = torch.autograd.grad(slope.sum(), looks)
-        with _coarse_products():
-            refused = (weights.detach().mT @ gradients).flatten(1, 2).mT @ x.flatten(1, 2)
         before, climb, asked = self.tensors(), sum_over_ranks(climb), -sum_over_ranks(refused) / sequences
         self._test(gains.detach(), gain, whole / sizes**2, sequences)
         self.feeds = self.feeds + 1
@@ -177,6 +176,24 @@ class DemandGauge:
     def _drawn(self, generator: torch.Generator) -> Tensor:
         looks = torch.randn(2, self.layers, self.width, self.head_dim, generator=generator)
         return looks.to(**self.place) * START / math.sqrt(self.width)
+
+    def _read(self, x: Tensor, gradients: Tensor, looks: Tensor, allowed: Tensor) -> tuple[Tensor, Tensor]:
+        """What the scouts read, (layers, B, T, e), and the gradients by a full output map, (layers, d, d)."""
+
+        def read(x: Tensor, gradients: Tensor, looks: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+            weights = self._attend(x, looks, allowed)
+            values = weights @ (x @ right[:, None])
+            return values, (weights.detach().mT @ gradients).flatten(1, 2).mT @ x.flatten(1, 2)
+
+        layers = max(1, PAIRS // (x.shape[1] * x.shape[2] ** 2))
+        if layers >= len(x):
+            return read(x, gradients, looks, self.outputs.right)
+        # A few layers at a time, of which the pairs of tokens are computed again for derivatives rather than kept.
+        chunks = (x.split(layers), gradients.split(layers), looks.split(layers, 1), self.outputs.right.split(layers))
+        again: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
+        parts = [checkpoint(read, *chunk, **again) for chunk in zip(*chunks, strict=True)]
+        values, refused = (torch.cat(part) for part in zip(*parts, strict=True))
+        return values, refused
 
     def _attend(self, x: Tensor, looks: Tensor, allowed: Tensor) -> Tensor:
         """How the scouts look from token to token, (layers, B, T, T)."""
