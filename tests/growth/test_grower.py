@@ -652,3 +652,25 @@ def test_an_optimizer_without_the_gates_is_refused() -> None:
     untrained = Sgt(total_steps=100, train_gates=False)
     model = grown_model(untrained)
     Grower(model, torch.optim.AdamW(model.parameters()), untrained)
+
+
+def test_an_optimizer_without_the_attention_is_refused_where_heads_grow() -> None:
+    model = Decoder(tiny_plan([2, 2]))
+    rest = [p for p in model.parameters() if p is not model.stack[1].attention.out.weight]
+    with pytest.raises(InputError, match="optimizer = 'attention of layer 1 missing': must hold all parameters"):
+        Grower(model, torch.optim.AdamW(rest), Incrt())
+    Grower(model, torch.optim.AdamW(model.parameters()), Incrt())
+    Grower(model, None, Incrt())  # then the caller sees to it
+
+
+def test_a_state_of_heads_is_refused_by_what_it_lacks() -> None:
+    grower = Grower(Decoder(tiny_plan([2, 2])), None, Incrt())
+    state, tensors = json.loads(json.dumps(grower.state_dict())), grower.tensors()
+    with pytest.raises(InputError, match=r"tensors = 'losses, criterion\.8\.sums, .* missing': must be all that"):
+        grower.load_state_dict(state)
+    with pytest.raises(InputError, match=r"state\.heads = None: is missing"):
+        grower.load_state_dict({**state, "heads": None}, tensors)
+    other = Grower(Decoder(tiny_plan([2, 1])), None, Incrt())
+    with pytest.raises(InputError, match=r"model\.plan\.heads = \(2, 1\): must be \(2, 2\), as in the state"):
+        other.load_state_dict(state, tensors)
+    grower.load_state_dict(state, tensors)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import asdict
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
-from meristem.gauges.demand import DemandGauge
+from meristem.gauges.demand import DemandGauge, DemandReading
 from meristem.gauges.energy import EnergyGauge, Projections, projections
 from meristem.growth.incrt import Incrt, IncrtState, RelativeDemand
 from meristem.growth.published import Published, PublishedState, RandomBirths, RandomState
@@ -17,6 +17,7 @@ from meristem.growth.surgery import Model
 from meristem.ranks import from_first_rank, mean_over_ranks
 
 Policy = Incrt | Published | RandomBirths
+T = TypeVar("T")
 
 
 class Seen(NamedTuple):
@@ -93,30 +94,38 @@ class Demand:
     sees = True
 
     def __init__(self, policy: Incrt, model: Model) -> None:
-        plan = model.plan
         self.policy, self.silent = policy, policy.calibration
-        rotary = model.angles(plan.head_dims[0])
-        self.gauge = DemandGauge(len(plan.layers), plan.width, rotary, seed=policy.seed, **gauge_place(model))
-        self.state = policy.start(len(plan.layers))
+        dims = dict.fromkeys(model.plan.head_dims)
+        self.groups = {str(dim): _Group(model, dim, policy.seed) for dim in dims}
+        self.state = policy.start(len(model.plan.layers))
         self.fed = 0
-        self.earlier: Tensor | None = None  # the demand half-way through the calibration
         self.spectra: list[list[float]] = []  # of the demand of the model without attention
 
+    @property
+    def half(self) -> int:
+        """The feed half-way through the calibration."""
+        return (self.silent + 1) // 2
+
+    def readings(self) -> list[DemandReading]:
+        """The demand of every layer."""
+        return self._by_layer(lambda group: group.gauge.readings())
+
     def feed(self, seen: Seen) -> None:
-        self.gauge.feed(seen.inputs, seen.gradients, seen.allowed, seen.sizes)
         self.fed += 1
-        if self.fed == (self.silent + 1) // 2:
-            self.earlier = self.gauge.outputs.total.clone()
+        for group in self.groups.values():
+            group.feed(seen)
+            if self.fed == self.half:
+                group.earlier = group.gauge.outputs.total.clone()
 
     def calibrate(self) -> None:
-        self.state = from_first_rank(self.policy.calibrated(self.state, self.gauge.readings()))
-        if self.earlier is not None:  # there may have been too few feeds: those of skipped updates are left out
-            self.spectra = from_first_rank(self.gauge.spectra(self.earlier, self.fed - (self.silent + 1) // 2))
-        self.earlier, self.fed = None, self.silent
-        self.gauge.reset(range(self.gauge.layers))
+        self.state = from_first_rank(self.policy.calibrated(self.state, self.readings()))
+        self.spectra = from_first_rank(self._by_layer(lambda group: group.spectra(self.silent - self.half)))
+        for group in self.groups.values():
+            group.earlier = None
+            group.gauge.reset(range(group.gauge.layers))
 
     def decide(self, done: int, loss: float, full: Set[int]) -> Decision:
-        decision = from_first_rank(self.policy.decide(self.state, done, self.gauge.readings(), loss, full))
+        decision = from_first_rank(self.policy.decide(self.state, done, self.readings(), loss, full))
         self.state = decision.state
         return decision
 
@@ -124,28 +133,69 @@ class Demand:
         return self.policy.prune and self.policy.has_cooled(self.state, done)
 
     def directions(self, layer: int) -> tuple[Tensor, Tensor]:
-        return self.gauge.directions(layer)
+        group = self._group(layer)
+        return group.gauge.directions(group.layers.index(layer))
 
     def born(self, layer: int) -> None:
-        self.gauge.reset([layer])
+        group = self._group(layer)
+        group.gauge.reset([group.layers.index(layer)])
 
     def removed(self, done: int, layer: int, head: int, *, grown: bool) -> None:
         self.state = self.policy.removed(self.state, done, layer, born_here=grown)
-        self.gauge.reset([layer])
+        self.born(layer)  # the gauge starts again here as well
 
     def predicted(self) -> list[dict[str, float]]:
         return [self.policy.predicted(spectrum) for spectrum in self.spectra]
 
     def tensors(self) -> dict[str, Tensor]:
-        return {**self.gauge.tensors(), **({} if self.earlier is None else {"earlier": self.earlier})}
+        return {f"{dim}.{name}": t for dim, group in self.groups.items() for name, t in group.tensors().items()}
 
     def values(self) -> dict[str, Any]:
-        return {"state": self.state.to_dict(), "fed": self.fed, "spectra": self.spectra, "gauge": self.gauge.values()}
+        gauges = {dim: group.gauge.values() for dim, group in self.groups.items()}
+        return {"state": self.state.to_dict(), "fed": self.fed, "spectra": self.spectra, "gauges": gauges}
 
     def load(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
-        self.gauge.load(tensors, values["gauge"])
         self.state, self.fed, self.spectra = IncrtState.from_dict(values["state"]), values["fed"], values["spectra"]
-        self.earlier = tensors["earlier"].to(self.gauge.sums) if "earlier" in tensors else None
+        for dim, group in self.groups.items():
+            own = with_prefix(tensors, f"{dim}.")
+            group.gauge.load(own, values["gauges"][dim])
+            waits = self.half <= self.fed < self.silent
+            group.earlier = own["earlier"].to(group.gauge.sums, copy=True) if waits else None
+
+    def _group(self, layer: int) -> _Group:
+        return next(group for group in self.groups.values() if layer in group.layers)
+
+    def _by_layer(self, measure: Callable[[_Group], Sequence[T]]) -> list[T]:
+        """What is measured of the layers of every group, in the order of the layers."""
+        groups = self.groups.values()
+        found = {layer: one for group in groups for layer, one in zip(group.layers, measure(group), strict=True)}
+        return [found[layer] for layer in sorted(found)]
+
+
+class _Group:
+    """The layers whose heads have `dim` dims, and the gauge that follows them."""
+
+    def __init__(self, model: Model, dim: int, seed: int) -> None:
+        plan, place = model.plan, gauge_place(model)
+        self.layers = [layer for layer, own in enumerate(plan.head_dims) if own == dim]
+        self.gauge = DemandGauge(len(self.layers), plan.width, model.angles(dim), seed=seed, **place)
+        self.earlier: Tensor | None = None  # the demand half-way through the calibration
+        # On the device, where a feed picks its layers without waiting; nothing is picked where all are meant.
+        self.index = torch.tensor(self.layers, device=place["device"]) if len(self.layers) < len(plan.layers) else None
+
+    def feed(self, seen: Seen) -> None:
+        inputs, gradients, sizes = (self._own(part) for part in (seen.inputs, seen.gradients, seen.sizes))
+        self.gauge.feed(inputs, gradients, seen.allowed, sizes)
+
+    def spectra(self, feeds: int) -> list[list[float]]:
+        assert self.earlier is not None
+        return self.gauge.spectra(self.earlier, feeds)
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {**self.gauge.tensors(), **({} if self.earlier is None else {"earlier": self.earlier})}
+
+    def _own(self, part: Tensor) -> Tensor:
+        return part if self.index is None else part.index_select(0, self.index)
 
 
 class Energy:
@@ -252,3 +302,8 @@ def gauge_place(model: Model) -> dict[str, Any]:
     """Where and how a gauge computes."""
     weight = model.stack[0].attention.out.weight
     return {"device": weight.device, "dtype": torch.float64 if weight.dtype == torch.float64 else torch.float32}
+
+
+def with_prefix(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """The tensors whose names begin so, by the rest of their names."""
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}

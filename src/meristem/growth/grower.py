@@ -16,7 +16,7 @@ from meristem.gauges.entropy import EntropyGauge, HeadReadings, as_decoder, read
 from meristem.growth.average import Average
 from meristem.growth.criteria import Policy
 from meristem.growth.edits import LoopHeads
-from meristem.growth.head_growth import Fresh, HeadGrowth
+from meristem.growth.head_growth import Fresh, HeadGrowth, held
 from meristem.growth.outcome import Growth, check_rule
 from meristem.growth.sgt import Sgt, SgtState
 from meristem.model import Transformer
@@ -31,9 +31,10 @@ class Grower:
 
     With `Sgt` loops are born; the model is built from `policy.prepare(plan)`. With `Incrt` (or `Published`, or
     `RandomBirths`, to compare with) heads are born and leave: the layers' projections are then exchanged in the model
-    and in the optimizer (see `Growth.exchanged`). With `observe_every` the entropy of every head is reported every so
-    many updates; without a policy that is all a grower does. Under torch.distributed the processes measure together,
-    the first one decides, and all compare their plans.
+    and in the optimizer (see `Growth.exchanged`); without one that is left to the caller, or what is born never
+    learns. With `observe_every` the entropy of every head is reported every so many updates; without a policy that is
+    all a grower does. Under torch.distributed the processes measure together, the first one decides, and all compare
+    their plans.
     """
 
     def __init__(
@@ -51,10 +52,8 @@ class Grower:
             as_decoder(model)
         if policy is not None and policy.prepare(model.plan).gates != model.plan.gates:
             raise InputError("model.plan.gates", model.plan.gates, "build the model from policy.prepare(plan)")
-        if model.gate_delta is not None and optimizer is not None:
-            held = {id(p) for group in optimizer.param_groups for p in group["params"]}
-            if id(model.gate_delta) not in held:
-                raise InputError("optimizer", "gate_delta missing", "must hold all parameters of the model")
+        if model.gate_delta is not None and optimizer is not None and id(model.gate_delta) not in held(optimizer):
+            raise InputError("optimizer", "gate_delta missing", "must hold all parameters of the model")
         self.model, self.policy, self.gauge, self.observe_every = model, policy, gauge, observe_every
         self.done = 0
         self.state = SgtState()
@@ -201,7 +200,7 @@ class Grower:
     def load_state_dict(self, data: dict[str, Any], tensors: Mapping[str, Tensor] | None = None) -> None:
         """Go on from a state. The model is given the loops that belong to it; it must have the heads already."""
         for name in ("done", "rule", "policy", "average", *(("heads",) if self.heads is not None else ())):
-            if name not in data:
+            if data.get(name) is None:
                 raise InputError(f"state.{name}", None, "is missing: this is no state of a grower like this one")
         if self.heads is not None:
             self.heads.load(tensors or {}, data["heads"])

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from meristem.errors import InputError
 from meristem.gauges.redundancy import HeadMoments
-from meristem.growth.criteria import Decision, Policy, gauge_place, make_criterion
+from meristem.growth.criteria import Decision, Policy, gauge_place, make_criterion, with_prefix
 from meristem.growth.edits import AddHead, RemoveHead
 from meristem.growth.heads import newborn_head, with_head
 from meristem.growth.incrt import Incrt
@@ -31,16 +31,22 @@ Fresh = Callable[[], Batches]  # this process's share of batches that the model 
 
 
 class HeadGrowth:
-    """Follows `policy` on `model`."""
+    """Follows `policy` on `model`.
+
+    The `optimizer` holds the layers' attention, and is given what takes its place. With None nothing that is born will
+    be trained unless the caller sees to it, whenever a step says that parameters were exchanged.
+    """
 
     def __init__(self, model: Model, optimizer: torch.optim.Optimizer | None, policy: Policy) -> None:
         check_growable(model.plan)
+        check_held(model, optimizer)
         self.model, self.optimizer, self.policy = model, optimizer, policy
         self.criterion = make_criterion(policy, model)
         self.trials = policy.pruning if isinstance(policy, Incrt) else Pruning()
         self.ages = self.trials.start(model.plan.heads)
         self.losses = torch.zeros(2, **gauge_place(model))  # averages of the loss, and of what it was weighted with
         self.done = 0
+        self.names = tuple(self.tensors())  # that every state has
 
     def step(self, tokens: Tensor, labels: Tensor, fresh: Fresh | None = None) -> Growth:
         """After an update on tokens and labels, this process's share of the batch."""
@@ -188,18 +194,37 @@ class HeadGrowth:
     def load(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
         """Go on from a state, with a model that has the structure that belongs to it."""
         check_rule(asdict(self.policy), values["rule"])
-        prefix = "criterion."
-        own = {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
-        self.criterion.load(own, values["criterion"])
+        ages = PruningState.from_dict(values["ages"])
+        heads = tuple(len(layer) for layer in ages.heads)
+        if heads != self.model.plan.heads:
+            raise InputError("model.plan.heads", self.model.plan.heads, f"must be {heads}, as in the state")
+        missing = [name for name in self.names if name not in tensors]
+        if missing:
+            raise InputError("tensors", f"{', '.join(missing)} missing", "must be all that `tensors` gave")
+        self.criterion.load(with_prefix(tensors, "criterion."), values["criterion"])
         self.losses = tensors["losses"].to(self.losses, copy=True)
-        self.done, self.ages = values["done"], PruningState.from_dict(values["ages"])
+        self.done, self.ages = values["done"], ages
 
 
 def check_growable(plan: Plan) -> None:
     """Refuse, by name, a plan whose layers cannot be given heads."""
     if plan.is_looped:
         raise InputError("plan", plan.digest[:12], "has loops; heads come and go in layers that run once")
-    if len(set(plan.head_dims)) > 1:
-        raise InputError("head_dim", plan.head_dims, "must be the same in all layers for heads to be born")
     for layer in plan.layers:
         with_head(layer)
+
+
+def check_held(model: Model, optimizer: torch.optim.Optimizer | None) -> None:
+    """Refuse an optimizer that would not train what is born."""
+    if optimizer is None:
+        return
+    parameters = held(optimizer)
+    for layer, block in enumerate(model.stack):
+        if not {id(block.attention.qkv.weight), id(block.attention.out.weight)} <= parameters:
+            missing = f"attention of layer {layer} missing"
+            raise InputError("optimizer", missing, "must hold all parameters of the model")
+
+
+def held(optimizer: torch.optim.Optimizer) -> set[int]:
+    """The parameters of an optimizer, by id."""
+    return {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
