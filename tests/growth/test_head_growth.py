@@ -19,6 +19,7 @@ from meristem.growth.criteria import Demand, Policy, Seen
 from meristem.growth.head_growth import HeadGrowth
 from meristem.growth.measuring import look
 from meristem.growth.outcome import Growth
+from meristem.growth.published import PublishedDecision
 from meristem.model import Decoder
 from meristem.plan import LayerPlan, Loop, Plan
 from meristem.synthetic import Student, Task
@@ -202,6 +203,20 @@ def test_removals_wait_for_the_cool_down() -> None:
     assert [growth.criterion.may_prune(done) for done in (13, 15, 16)] == [False, False, True]
 
 
+@pytest.mark.parametrize("published", [False, True])
+def test_two_heads_that_share_keys_stay(published: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = Plan(width=16, vocabulary=32, context=8, feed_forward=16, layers=(LayerPlan(2, 8, 1), LayerPlan(3, 8, 3)))
+    trial = Pruning(grace=0, patience=1, redundant=1.0, tolerance=1.0)
+    never = Incrt(**{**EAGER, "certainty": math.inf}, pruning=trial)
+    model, growth = growing(plan, Published(feed_every=1, decide_every=1) if published else never)
+    if published:
+        quiet = PublishedDecision(growth.criterion.state, None, ("quiet", "quiet"), (), (0, 1))  # type: ignore[attr-defined]
+        monkeypatch.setattr(growth.criterion, "decide", lambda *facts: quiet)
+        monkeypatch.setattr(growth.criterion, "predicted", list)
+    train(model, growth, range(8))
+    assert model.plan.heads == (2, 3 if published else 1)
+
+
 # --- layers whose heads have different dims -------------------------------------------------------------------------
 
 
@@ -227,7 +242,7 @@ def train(model: Decoder, growth: HeadGrowth, steps: range) -> list[dict[str, An
     return events
 
 
-def growing(plan: Plan, policy: Incrt) -> tuple[Decoder, HeadGrowth]:
+def growing(plan: Plan, policy: Policy) -> tuple[Decoder, HeadGrowth]:
     model = Decoder(plan)
     return model, HeadGrowth(model, torch.optim.Adam(model.parameters(), 1e-2), policy)
 

@@ -15,7 +15,7 @@ from meristem.errors import InputError
 from meristem.gauges.redundancy import HeadMoments
 from meristem.growth.criteria import Decision, Policy, gauge_place, make_criterion, with_prefix
 from meristem.growth.edits import AddHead, RemoveHead
-from meristem.growth.heads import newborn_head, with_head
+from meristem.growth.heads import fewest_heads, newborn_head, with_head
 from meristem.growth.incrt import Incrt
 from meristem.growth.measuring import Batches, head_moments, look, silenced
 from meristem.growth.outcome import Growth, check_rule
@@ -93,7 +93,7 @@ class HeadGrowth:
             layer = decision.layer
             self._bear(layer)
             return self._changed(event, {"action": "birth", "layer": layer, "rule": decision.rules[layer]})
-        if decision.removal is not None:
+        if decision.removal is not None and self._may_lose(decision.removal[0]):
             layer, head = decision.removal
             weight = self.model.stack[layer].attention.out.weight
             with torch.no_grad():
@@ -122,7 +122,8 @@ class HeadGrowth:
         blocks = zip(moments, self.model.stack, strict=True)
         shares = from_first_rank([moment.shares(block.attention.out.weight).tolist() for moment, block in blocks])
         event["own_share"] = [[finite(share) for share in layer] for layer in shares]
-        self.ages = self.trials.suspect(self.ages, self.done, shares)
+        judged = [share if self._may_lose(layer) else [math.nan] * len(share) for layer, share in enumerate(shares)]
+        self.ages = self.trials.suspect(self.ages, self.done, judged)
         suspect = self.trials.tries(self.ages)
         if suspect is None:
             return Growth([event])
@@ -135,6 +136,10 @@ class HeadGrowth:
             return self._changed(event, {"action": "removal", "rule": "the other heads can stand in for it", **facts})
         self.ages = self.trials.spared(self.ages, self.done, layer, head)
         return Growth([{**event, "event": "growth", "action": "spare", "rule": "the loss rises without it", **facts}])
+
+    def _may_lose(self, layer: int) -> bool:
+        plan = self.model.plan.layers[layer]
+        return plan.heads > fewest_heads(plan)
 
     def _changed(self, event: dict[str, Any], facts: dict[str, Any]) -> Growth:
         require_equal(self.model.plan.digest, "plan")
