@@ -59,11 +59,15 @@ def fixed(heads: int) -> dict[str, Any]:
     return {"growth.policy": "none", "model.heads": heads}
 
 
+# At the intervals that were published; it would go on to the width and beyond.
+PUBLISHED = {
+    "incrt.criterion": "published", "incrt.feed_every": 5, "incrt.decide_every": 5, "incrt.max_heads": 32,
+}  # fmt: skip
 # Heads found by the demand of the task, beside other criteria and fixed numbers.
 HEADS: dict[str, dict[str, Any]] = {
     "demand": {},
-    "author": {"incrt.criterion": "published", "incrt.max_heads": 32},  # it would go on to the width and beyond
-    "repaired": {"incrt.criterion": "published", "incrt.numerics": "repaired", "incrt.max_heads": 32},
+    "author": PUBLISHED,
+    "repaired": {**PUBLISHED, "incrt.numerics": "repaired", "incrt.decide_every": 50},
     "7 random births": {"incrt.criterion": "random", "incrt.births": 7},
     **{f"K={heads}": fixed(heads) for heads in (1, 2, 4, 8, 12)},
 }

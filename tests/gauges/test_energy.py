@@ -75,7 +75,7 @@ def exact(second: Tensor, form: Tensor, stored: Tensor | None = None) -> Array:
 
 
 @pytest.mark.parametrize(("width", "heads"), [(8, 1), (64, 3), (256, 2)])
-def test_oracles_1_and_2_half_a_commutator_without_trace(width: int, heads: int) -> None:
+def test_incrt_oracles_1_and_2_half_a_commutator_without_trace(width: int, heads: int) -> None:
     second = second_moments(some_tokens(3 * width, width, dtype=SINGLE))
     form = some_heads(heads, 4, width, dtype=SINGLE).form
     operator = residual_operator(second, antisymmetric(form), nothing_stored(width, SINGLE)).double()
@@ -84,14 +84,14 @@ def test_oracles_1_and_2_half_a_commutator_without_trace(width: int, heads: int)
     assert abs(float(operator.trace())) < 1e-5 * float(operator.norm())
 
 
-def test_oracle_3_isotropic_tokens_hide_all_energy() -> None:
+def test_incrt_oracle_3_isotropic_tokens_hide_all_energy() -> None:
     form = antisymmetric(some_heads(3, 4, 32, dtype=SINGLE).form)
     operator = residual_operator(7 * torch.eye(32), form, nothing_stored(32, SINGLE))
     assert float(operator.norm()) < 1e-5 * 7 * float(form.norm())
     assert float(form.norm()) > 0.5
 
 
-def test_oracle_4_linear_in_moments_and_form() -> None:
+def test_incrt_oracle_4_linear_in_moments_and_form() -> None:
     second = second_moments(some_tokens(99, 32, dtype=SINGLE))
     form, none = antisymmetric(some_heads(2, 4, 32, dtype=SINGLE).form), nothing_stored(32, SINGLE)
     once = residual_operator(second, form, none)
@@ -99,7 +99,7 @@ def test_oracle_4_linear_in_moments_and_form() -> None:
         torch.testing.assert_close(thrice, 3 * once, rtol=0, atol=1e-5 * float(once.norm()))
 
 
-def test_oracle_5_a_rotation_of_everything_changes_no_eigenvalue() -> None:
+def test_incrt_oracle_5_a_rotation_of_everything_changes_no_eigenvalue() -> None:
     width = 32
     tokens, heads = some_tokens(99, width, dtype=SINGLE), some_heads(2, 4, width, dtype=SINGLE)
     turn = torch.linalg.qr(random(width, width, seed=3))[0].float()
@@ -111,7 +111,7 @@ def test_oracle_5_a_rotation_of_everything_changes_no_eigenvalue() -> None:
     torch.testing.assert_close(values[1], values[0], rtol=0, atol=1e-4 * float(values[0].abs().max()))
 
 
-def test_oracle_8_crediting_heads_with_all_they_own_leaves_nothing() -> None:
+def test_incrt_oracle_8_crediting_heads_with_all_they_own_leaves_nothing() -> None:
     second, heads = second_moments(some_tokens(99, 32, dtype=SINGLE)), some_heads(2, 4, 32, dtype=SINGLE)
     form = antisymmetric(heads.form)
     left, values, _ = torch.linalg.svd(form)
@@ -123,7 +123,7 @@ def test_oracle_8_crediting_heads_with_all_they_own_leaves_nothing() -> None:
 
 
 @pytest.mark.parametrize("stored", [0, 5])
-def test_oracle_9_the_product_without_matrices_is_the_dense_one(stored: int) -> None:
+def test_incrt_oracle_9_the_product_without_matrices_is_the_dense_one(stored: int) -> None:
     tokens, heads = some_tokens(40, 24, dtype=SINGLE), some_heads(3, 4, 24, dtype=SINGLE)
     taken = torch.linalg.qr(random(24, 24, seed=8))[0][:, :stored].float()
     vectors = random(24, 6, seed=9, dtype=SINGLE)
@@ -132,7 +132,7 @@ def test_oracle_9_the_product_without_matrices_is_the_dense_one(stored: int) -> 
     assert np.linalg.norm(product - expected) < 1e-5 * np.linalg.norm(expected)
 
 
-def test_oracle_12_what_isotropic_tokens_show_is_noise() -> None:
+def test_incrt_oracle_12_what_isotropic_tokens_show_is_noise() -> None:
     """It falls with the root of their number, and is about 0.7 of the bound that the gauge takes it for."""
     width, few, many = 64, 512, 64 * 512
     ratios, shares = [], []
@@ -154,7 +154,7 @@ def test_oracle_12_what_isotropic_tokens_show_is_noise() -> None:
 
 
 @pytest.mark.parametrize("width", [64, 256])
-def test_oracle_25_a_random_head_is_about_two_thirds_asymmetric(width: int) -> None:
+def test_incrt_oracle_25_a_random_head_is_about_two_thirds_asymmetric(width: int) -> None:
     heads = some_heads(4, width // 4, width, dtype=SINGLE)
     assert heads.asymmetries().numpy() == pytest.approx([0.70] * 4, abs=0.03)
 
@@ -199,7 +199,7 @@ def indefinite(scale: float, seed: int, width: int = 32) -> tuple[Tensor, Tensor
 
 @pytest.mark.parametrize("scale", [1e-3, 1.0, 1e4])
 @pytest.mark.parametrize("seed", range(4))
-def test_oracle_10_trackers_reach_both_ends_at_any_scale(scale: float, seed: int) -> None:
+def test_incrt_oracle_10_trackers_reach_both_ends_at_any_scale(scale: float, seed: int) -> None:
     operator, values = indefinite(scale, seed)
     vectors = torch.nn.functional.normalize(random(32, 3, seed=seed + 20, dtype=SINGLE), dim=0)
     for _ in range(200):
@@ -215,7 +215,7 @@ def test_trackers_stay_where_nothing_is() -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_oracle_11_the_published_lower_tracker_goes_to_zero(seed: int) -> None:
+def test_incrt_oracle_11_the_published_lower_tracker_goes_to_zero(seed: int) -> None:
     """Not to the smallest eigenvalue, as it is said to; the upper one does find the largest."""
     operator, values = indefinite(20.0, seed)
     upper, lower = torch.linalg.qr(random(32, 2, seed=seed + 7))[0].float().split(1, 1)
@@ -313,7 +313,7 @@ def fed(gauge: EnergyGauge, heads: Projections, tokens: Tensor, feeds: int) -> E
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("share", [0.5, 0.2])
-def test_oracle_6_births_on_a_frozen_operator_are_the_large_eigenvalues(seed: int, share: float) -> None:
+def test_incrt_oracle_6_births_on_a_frozen_operator_are_the_large_eigenvalues(seed: int, share: float) -> None:
     width = 10
     tokens, heads = some_tokens(40, width, seed), some_heads(2, 3, width, seed)
     values = np.linalg.eigvalsh(exact(second_moments(tokens), heads.form))[::-1]
@@ -340,7 +340,7 @@ CHANGES = st.lists(st.tuples(st.integers(0, 1), st.integers(-6, 6), st.booleans(
 
 @settings(max_examples=25, deadline=None)
 @given(st.sampled_from(["author", "repaired"]), st.integers(2, 6), CHANGES, st.integers(0, 1000))
-def test_oracle_7_stored_directions_stay_orthonormal(
+def test_incrt_oracle_7_stored_directions_stay_orthonormal(
     numerics: str, width: int, changes: list[tuple[int, int, bool]], seed: int
 ) -> None:
     """Whatever is born and removed: a symmetric, idempotent projector that takes the directions away."""

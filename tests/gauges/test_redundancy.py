@@ -53,7 +53,7 @@ def test_padding_is_not_counted() -> None:
     torch.testing.assert_close(gram, HeadMoments.of(torch.where(real[:, None, :, None], mixed, 9.0), real)[0])
 
 
-def test_oracle_15_a_duplicate_leaves_without_a_trace() -> None:
+def test_incrt_oracle_15_a_duplicate_leaves_without_a_trace() -> None:
     """Two heads that read the same, in float32: the one that stays takes over the other's part."""
     mixed = random(64, 3, 10, 4, seed=1).float()
     mixed[:, 2] = mixed[:, 0]

@@ -301,10 +301,10 @@ def test_layers_of_one_dim_are_measured_as_by_a_gauge_of_their_own() -> None:
 
 
 @pytest.mark.parametrize("first", [3, 5, 7, 14])
-def test_heads_of_two_dims_go_on_exactly_from_a_state(first: int) -> None:
-    """In the middle of the calibration, at its end, and between births and removals."""
+def test_incrt_oracle_23_fifty_decisions_from_a_state(first: int) -> None:
+    """From the middle of the calibration, its end, and between births and removals; in layers of two head dims."""
     trial = Pruning(grace=5, patience=1, redundant=1.0, tolerance=1.0)
-    policy = Incrt(**{**EAGER, "calibration": 5, "max_heads": 3, "last_birth": 12}, pruning=trial)
+    policy = Incrt(**{**EAGER, "calibration": 5, "max_heads": 3}, pruning=trial)
     model, growth = growing(two_dims(), policy)
     train(model, growth, range(first))
     values = json.loads(json.dumps(growth.values()))
@@ -314,7 +314,11 @@ def test_heads_of_two_dims_go_on_exactly_from_a_state(first: int) -> None:
     other.load_state_dict(weights)
     again.optimizer.load_state_dict(moments)  # type: ignore[union-attr]
     again.load(tensors, values)
-    assert train(other, again, range(first, 24)) == train(model, growth, range(first, 24))
+    steps = range(first, first + 55)
+    whole = train(model, growth, steps)
+    assert train(other, again, steps) == whole
+    assert len(whole) >= 50
+    assert {"birth", "removal"} <= {event.get("action") for event in whole}
     assert other.plan == model.plan
     assert again.values() == growth.values()
     for mine, theirs in ((other.state_dict(), model.state_dict()), (again.tensors(), growth.tensors())):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from dataclasses import replace
@@ -15,7 +16,7 @@ from meristem.gauges.demand import DemandReading
 from meristem.growth.incrt import DemandDecision, Incrt, IncrtState
 
 SEEN = 100  # feeds; enough
-STRONG, WEAK, UNSURE = (DemandReading(*reading, SEEN) for reading in ((9.0, 1.0), (9.0, 0.05), (3.0, 1.0)))
+STRONG, WEAK, UNSURE = (DemandReading(*reading, SEEN) for reading in ((9.0, 1.0), (9.0, 0.02), (3.0, 1.0)))
 
 
 def run(policy: Incrt, *layers: DemandReading, until: int, losses: float = 1.0) -> list[tuple[int, DemandDecision]]:
@@ -84,17 +85,45 @@ def test_births_end_in_time_and_wait_for_feeds() -> None:
     assert all(decision.rules[0].startswith("too little has been seen since the last") for _, decision in decisions)
 
 
+@settings(max_examples=100, deadline=None)
+@given(
+    st.integers(1, 60), st.integers(1, 60), st.integers(1, 500), st.integers(0, 700), st.integers(2, 90),
+    st.integers(1, 30), st.integers(1, 3),
+)  # fmt: skip
+def test_the_first_birth_comes_when_it_is_said_to(
+    feed_every: int, more: int, cool_down: int, warm_up: int, calibration: int, feeds: int, hits: int
+) -> None:
+    """Whatever the intervals are, also where none is a multiple of another; later ones are a cool-down apart."""
+    policy = Incrt(
+        feed_every=feed_every, decide_every=feed_every + more - 1, cool_down=cool_down, warm_up=warm_up,
+        calibration=calibration, feeds=feeds, hits=hits,
+    )  # fmt: skip
+    state, born = policy.calibrated(policy.start(1), [STRONG]), []
+    for done in range(policy.decide_every, policy.first_birth + 3 * (cool_down + policy.decide_every), 1):
+        if done % policy.decide_every or done <= calibration:
+            continue
+        seen = done // feed_every - calibration // feed_every
+        decision = policy.decide(state, done, [replace(STRONG, feeds=seen)], 1.0)
+        state = decision.state
+        born += [done] if decision.layer is not None else []
+    assert born[0] == policy.first_birth
+    assert len(born) >= 2
+    assert all(later - earlier >= cool_down for earlier, later in itertools.pairwise(born))
+
+
 @settings(max_examples=50, deadline=None)
-@given(st.integers(1, 3), st.floats(0.01, 1.0), st.lists(st.booleans(), max_size=80))
-def test_oracle_22_cycles_are_bounded(layers: int, share: float, removals: list[bool]) -> None:
+@given(st.integers(1, 3), st.floats(0.01, 1.0), st.lists(st.booleans(), max_size=80), st.booleans())
+def test_incrt_oracle_22_cycles_are_bounded(layers: int, share: float, removals: list[bool], alternating: bool) -> None:
     """However the demand comes and goes: at most ceil(log2(1 / share)) births in a layer are undone."""
     policy = Incrt(share=share)
     state, undone = policy.calibrated(policy.start(layers), [STRONG] * layers), [0] * layers
     done = 0
     for remove in [*removals, *[True] * 80]:
-        for _ in range(6):
+        for number in range(6):
             done += policy.decide_every
-            decision = policy.decide(state, done, [STRONG] * layers, 1.0)
+            sign = -1 if alternating and number >= 4 else 1  # there for long enough to be born, then the opposite
+            readings = [replace(STRONG, certainty=sign * STRONG.certainty, slope=sign * STRONG.slope)] * layers
+            decision = policy.decide(state, done, readings, 1.0)
             state = decision.state
             if decision.layer is not None and remove:
                 undone[decision.layer] += 1

@@ -36,7 +36,7 @@ def test_a_short_demo(tmp_path: Path, call: Call) -> None:
     title, *lines, result, files = said.out.splitlines()
     assert title == "A teacher with 2 heads, and a model that starts with 1."
     assert len(lines) == 20
-    pattern = r"step 60/60  loss [\d.]+  heads 1  demand [\d.]+, heads are born above 0\.10  0:00 left"
+    pattern = r"step 60/60  loss [\d.]+  heads 1  demand [\d.]+, heads are born above 0\.03  0:00 left"
     assert re.fullmatch(pattern, lines[-1])
     assert "demand not known yet" in lines[0]
     assert re.match(

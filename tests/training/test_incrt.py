@@ -174,7 +174,9 @@ def test_the_published_criterion_logs_the_same_facts(arms: Runs) -> None:
 
 
 @pytest.mark.parametrize("arm", ARMS)
-def test_oracle_23_resuming_in_the_middle_of_growth_gives_the_same_run(arm: str, arms: Runs, tmp_path: Path) -> None:
+def test_incrt_oracle_23_resuming_in_the_middle_of_growth_gives_the_same_run(
+    arm: str, arms: Runs, tmp_path: Path
+) -> None:
     """From before the calibration has ended, just before and after changes, between them, and near the end."""
     whole = arms(arm)
     first, *_, last = changes(whole)
@@ -184,7 +186,7 @@ def test_oracle_23_resuming_in_the_middle_of_growth_gives_the_same_run(arm: str,
         assert_equal_growth(run, whole)
 
 
-def test_oracle_23_kills_while_heads_come_and_go(data: Path, tmp_path: Path) -> None:
+def test_incrt_oracle_23_kills_while_heads_come_and_go(data: Path, tmp_path: Path) -> None:
     # Something changes every five updates from the seventh on, and each kill but the first two comes an update later.
     early = {"incrt__calibration": 2, "incrt__decide_every": 1, "incrt__cool_down": 1, "incrt__last_birth": 28}
     settings = {**EAGER, **early, "checkpoint__keep": 2}
@@ -231,7 +233,7 @@ def test_demand_and_births_are_told_while_a_model_trains(
     train(tiny_config(data, **EAGER), tmp_path / "run")
     shown = capsys.readouterr().out
     assert "a head is born: layer" in shown
-    told = re.compile(r"^step .* heads \d-\d demand -?[\d.]+ of 0\.00 in L[01]$")
+    told = re.compile(r"^step .* heads \d-\d demand -?[\d.]+ ± [\d.e+]+ of 0\.00 in L[01]$")
     assert any(told.search(line) for line in shown.splitlines())
 
 
@@ -243,10 +245,11 @@ def test_lines_show_what_they_are_told(capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_demand_in_words() -> None:
-    event = {"heads": [1, 2], "demand": [0.05, 0.3], "threshold": [0.1, 0.1]}
-    assert describe_demand(event) == "heads 1-2 demand 0.30 of 0.10 in L1"
-    assert describe_demand({"heads": [3], "demand": [0.05], "threshold": [0.1]}) == "heads 3 demand 0.05 of 0.10"
-    assert describe_demand({"heads": [3], "demand": [None], "threshold": [0.1]}) == "heads 3"
+    event = {"heads": [1, 2], "demand": [0.05, 0.3], "noise": [0.01, 0.0512], "threshold": [0.1, 0.1]}
+    assert describe_demand(event) == "heads 1-2 demand 0.30 ± 0.051 of 0.10 in L1"
+    one = {"heads": [3], "demand": [0.05], "noise": [None], "threshold": [0.1]}
+    assert describe_demand(one) == "heads 3 demand 0.05 of 0.10"
+    assert describe_demand({**one, "demand": [None]}) == "heads 3"
 
 
 # --- what cannot be --------------------------------------------------------------------------------------------------
@@ -259,9 +262,13 @@ def test_demand_in_words() -> None:
         ({"incrt__births": 2}, "incrt.births = 2"),
         ({"incrt__share": 0.0}, "incrt.share = 0.0"),
         ({"incrt__calibration": 1}, "incrt.calibration = 1"),
+        ({"incrt__certainty": float("nan")}, "incrt.certainty = nan"),
+        ({"incrt__steady": 5.0}, "incrt.steady = 5.0"),
+        ({"incrt__warm_up": -5}, "incrt.warm_up = -5"),
+        ({"incrt__feed_every": 50, "incrt__decide_every": 20}, "incrt.decide_every = 20: must be at least feed_every"),
+        ({"incrt__warm_up": 5000}, "updates births end after 14, and the first could come after 5001"),
         ({"incrt__last_birth": 0.0}, "incrt.last_birth = 0.0"),
-        ({"incrt__numerics": "exact", "incrt__criterion": "published"}, "incrt.numerics = 'exact'"),
-        ({"model__head_dim": None, "model__head_list": [1, 2]}, "head_dim = (32, 16)"),
+        ({"incrt__numerics": "exact"}, "incrt.numerics = 'exact'"),
         ({"model__heads": 4, "model__kv_group": 2}, "kv_heads = 2: must be 1 or 4 for heads to come and go"),
         ({"growth__layers": [1], "growth__heads": "all"}, "growth.policy = 'incrt'"),
     ],

@@ -29,7 +29,7 @@ class LayerDemand:
 
 @dataclass(frozen=True)
 class IncrtState:
-    """Where the policy stands; `losses` are (updates done, smoothed loss) of the decisions within a cool-down."""
+    """Where the policy stands; `losses` are (updates done, smoothed loss) of decisions from a cool-down ago on."""
 
     layers: tuple[LayerDemand, ...]
     last_change: int = 0
@@ -91,11 +91,30 @@ class Incrt:
                 raise InputError(name, getattr(self, name), "must be at least 1")
         if self.calibration < 2:
             raise InputError("calibration", self.calibration, "must be at least 2")
+        if self.decide_every < self.feed_every:
+            raise InputError("decide_every", self.decide_every, f"must be at least feed_every, {self.feed_every}")
+        if self.warm_up < 0:
+            raise InputError("warm_up", self.warm_up, "must be 0 or above")
+        for name, least, most in (("certainty", -math.inf, math.inf), ("steady", -math.inf, 1.0)):
+            if not least <= getattr(self, name) <= most:  # as when it is not a number
+                raise InputError(name, getattr(self, name), f"must be a number{'' if most > 1 else ' up to 1'}")
         for name in ("share", "plateau"):
             if not 0 < getattr(self, name) <= 1:
                 raise InputError(name, getattr(self, name), "must be above 0 and at most 1")
         if self.max_heads < 0:
             raise InputError("max_heads", self.max_heads, "must be 0, for no limit, or above")
+
+    @property
+    def first_birth(self) -> int:
+        """Updates after which a head can be born at the earliest, however much is asked for."""
+
+        def decision(updates: int) -> int:
+            return -(-updates // self.decide_every) * self.decide_every
+
+        first = decision(self.calibration + 1)
+        fed = decision((self.calibration // self.feed_every + self.feeds) * self.feed_every)
+        hit = max(first, fed) + (self.hits - 1) * self.decide_every
+        return max(hit, decision(self.warm_up), decision(first + self.cool_down))
 
     def start(self, layers: int) -> IncrtState:
         """Where the policy begins with a model of so many layers."""
@@ -137,7 +156,9 @@ class Incrt:
         state = self.calibrated(state, readings)
         relative = self.relative(state, readings)
         judged = [self._judge(layer, reading) for layer, reading in zip(state.layers, readings, strict=True)]
-        losses = (*(entry for entry in state.losses if entry[0] >= done - self.cool_down), (done, loss))
+        losses = (*state.losses, (done, loss))
+        while len(losses) > 1 and losses[1][0] <= done - self.cool_down:
+            losses = losses[1:]
         state = replace(state, layers=tuple(layer for layer, _ in judged), losses=losses)
         rules = tuple(rule for _, rule in judged)
         waiting = self._waiting(state, done)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from meristem.errors import InputError, RunError
+from meristem.gauges.energy import NUMERICS
 from meristem.gauges.entropy import FORMS
 from meristem.growth.criteria import Policy
 from meristem.growth.incrt import Incrt
@@ -199,15 +200,15 @@ class IncrtConfig:
     criterion: str = "demand"  # of the task; or published, the heads' own energy; or random, births at random times
     numerics: str = "author"  # of the published criterion; or repaired
     births: int = 0  # at random times
-    feed_every: int = Incrt.feed_every  # between two looks at what the task asks of attention
-    decide_every: int = Incrt.decide_every
+    feed_every: int | None = None  # between two looks at what the task asks of attention; 5 if not given
+    decide_every: int | None = None  # 50 if not given, as published 5
     calibration: int = Incrt.calibration  # updates at the start in which the demand without attention is measured
     cool_down: int = Incrt.cool_down  # between two changes, anywhere in the network
     warm_up: int = Incrt.warm_up  # before the first
     last_birth: float = 0.7  # no birth after this: part of the run up to 1, updates above
     max_heads: int = Incrt.max_heads  # of a layer; 0 for no limit
     certainty: float = Incrt.certainty  # standard errors above zero that a demand must have
-    share: float = 0.0  # of a layer's largest demand, below which no head is born; if 0, 0.03 (published: 0.1)
+    share: float | None = None  # of a layer's largest demand, below which no head is born; 0.03, as published 0.1
     steady: float = Incrt.steady  # of the demand before, below which it is falling by itself
     plateau: float = Incrt.plateau  # births wait while the loss falls by this share within a cool-down
     hits: int = Incrt.hits  # decisions in a row
@@ -223,6 +224,8 @@ class IncrtConfig:
             raise InputError("incrt.last_birth", self.last_birth, "must be above 0")
         if self.criterion not in ("demand", "published", "random"):
             raise InputError("incrt.criterion", self.criterion, "must be one of demand, published, random")
+        if self.numerics not in NUMERICS:
+            raise InputError("incrt.numerics", self.numerics, f"must be one of {', '.join(NUMERICS)}")
         if self.births and self.criterion != "random":
             raise InputError("incrt.births", self.births, "is the number of births at random times: criterion = random")
         self.policy(ENDLESS)  # refuses bad values
@@ -230,23 +233,27 @@ class IncrtConfig:
     def policy(self, steps: int) -> Policy:
         """The policy for a run of so many updates."""
         last = round(self.last_birth * steps if self.last_birth <= 1 else self.last_birth)
-        common: dict[str, Any] = {
-            "feed_every": self.feed_every, "decide_every": self.decide_every, "last_birth": last,
-            "max_heads": self.max_heads, "seed": self.seed,
-        }  # fmt: skip
+        times = {"feed_every": self.feed_every, "decide_every": self.decide_every}
+        common: dict[str, Any] = {"last_birth": last, "max_heads": self.max_heads, "seed": self.seed, **_given(times)}
+        share: dict[str, Any] = _given({"share": self.share})
         try:
             if self.criterion == "published":
-                return Published(self.numerics, share=self.share or Published.share, prune=self.prune, **common)
+                return Published(self.numerics, prune=self.prune, **share, **common)
             if self.criterion == "random":
                 return RandomBirths(self.births, warm_up=self.warm_up, **common)
             return Incrt(
                 calibration=self.calibration, cool_down=self.cool_down, warm_up=self.warm_up, **common,
-                certainty=self.certainty, share=self.share or Incrt.share, steady=self.steady, plateau=self.plateau,
-                hits=self.hits, feeds=self.feeds, prune=self.prune,
+                certainty=self.certainty, steady=self.steady, plateau=self.plateau, hits=self.hits, feeds=self.feeds,
+                **share, prune=self.prune,
                 pruning=Pruning(self.grace or 4 * self.cool_down, self.redundant, tolerance=self.tolerance),
             )  # fmt: skip
         except InputError as error:
             raise InputError(f"incrt.{error.field}", error.value, error.expected) from None
+
+
+def _given(settings: dict[str, Any]) -> dict[str, Any]:
+    """Those that are not left to the criterion."""
+    return {name: value for name, value in settings.items() if value is not None}
 
 
 def in_growth(error: InputError) -> InputError:

@@ -60,17 +60,18 @@ def _describe_head(event: dict[str, Any]) -> str:
 
 def describe_demand(event: dict[str, Any]) -> str:
     """The heads of all layers, and the demand of the layer that is nearest to a birth, or farthest above."""
+    measured = zip(event["demand"], event["noise"], event["threshold"], strict=True)
     known = [
-        (demand / threshold, demand, threshold, layer)
-        for layer, (demand, threshold) in enumerate(zip(event["demand"], event["threshold"], strict=True))
+        (demand / threshold, demand, "" if noise is None else f" ± {noise:.2g}", threshold, layer)
+        for layer, (demand, noise, threshold) in enumerate(measured)
         if demand is not None and threshold
     ]
     heads = "heads " + "-".join(map(str, event["heads"]))
     if not known:
         return heads
-    _, demand, threshold, layer = max(known)
+    _, demand, noise, threshold, layer = max(known)
     where = f" in L{layer}" if len(event["heads"]) > 1 else ""
-    return f"{heads} demand {demand:.2f} of {threshold:.2f}{where}"
+    return f"{heads} demand {demand:.2f}{noise} of {threshold:.2f}{where}"
 
 
 def describe_time(seconds: float) -> str:

@@ -8,7 +8,7 @@ import torch
 
 from meristem.errors import InputError, RunError
 from meristem.gauges import EntropyGauge
-from meristem.growth import BlockLoop, Grower, Sgt
+from meristem.growth import BlockLoop, Grower, Incrt, Sgt
 from meristem.growth.block_loop import steady_layers
 from meristem.growth.criteria import Policy
 from meristem.growth.head_growth import check_growable
@@ -25,6 +25,7 @@ def starting_plan(config: Config, plan: Plan) -> Plan:
         raise InputError("model.context", plan.context, "must be at least 2: one token has no entropy")
     if growth.policy == "incrt":
         check_growable(plan)
+        _check_time(config)
     if growth.policy != "sgt":
         return plan
     if plan.is_looped:
@@ -44,6 +45,18 @@ def starting_plan(config: Config, plan: Plan) -> Plan:
         return growth.sgt(config.train.steps).prepare(plan)
     except InputError as error:
         raise in_growth(error) from None
+
+
+def _check_time(config: Config) -> None:
+    """Refuse a run that is over before a head could be born."""
+    policy = config.incrt.policy(config.train.steps)
+    if isinstance(policy, Incrt) and policy.first_birth > policy.last_birth:
+        raise InputError(
+            "incrt.last_birth", config.incrt.last_birth,
+            f"leaves no time to grow: of {config.train.steps} updates births end after {policy.last_birth}, and the "
+            f"first could come after {policy.first_birth}; take smaller incrt.warm_up, cool_down, feed_every, feeds, "
+            "decide_every or hits",
+        )  # fmt: skip
 
 
 def _like(plan: Plan, growth: GrowthConfig, source: Path) -> Plan:
