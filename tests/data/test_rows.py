@@ -123,12 +123,32 @@ def test_quotes_as_asked_for(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        (
+            Columns(label="lab"),
+            r"text \(--text-column\) = None: must be named: a\.csv has none of sentence, text, sequence",
+        ),
+        (
+            Columns(text="txt"),
+            r"label \(--label-column\) = 'label': is not a column of a\.csv, which has \['txt', 'lab'\]",
+        ),
+        (Columns(text="body", label="lab"), r"text \(--text-column\) = 'body': is not a column"),
+        (Columns(text="txt", label="lab", split="part"), r"split \(--split-column\) = 'part': is not a column"),
+    ],
+)
+def test_a_column_that_is_missing_is_not_a_bad_row(tmp_path: Path, columns: Columns, message: str) -> None:
+    path = write(tmp_path / "a.csv", "txt,lab\na b,1\n")
+    with pytest.raises(InputError, match=message):
+        list(read_rows(path, columns))
+
+
+@pytest.mark.parametrize(
     ("name", "content", "line", "reason"),
     [
         ("a.tsv", b"text\tlabel\nx\t1\n\ny\n", 4, "1 fields, but the header has 2"),
         ("a.tsv", b"text\tlabel\n \t1\n", 2, "'text' is empty"),
         ("a.tsv", b"text\tlabel\nx\t\n", 2, "'label' is empty"),
-        ("a.tsv", b"text\tclass\nx\t1\n", 2, "no 'label' among ['class', 'text']"),
         ("a.csv", b'text,label\n"two\nlines",1\nx\n', 4, "1 fields"),
         ("a.csv", b"text,label\nf\xff,1\n", 2, "'text' is not Unicode text"),
         ("a.jsonl", b'{"text": "x", "label": 1}\n{"text": "x"}\n', 2, "no 'label' among ['text']"),

@@ -76,10 +76,28 @@ def read_rows(path: Path, columns: Columns) -> Iterator[Row | BadPlace]:
     suffix, text = plain_suffix(path), columns.text
     if suffix in FASTA:
         records, text = _fasta(path, columns), "sequence"
+    elif suffix in DELIMITERS:
+        records = _with_columns(path, _separated(path, columns.quote), columns)
     else:
-        records = _separated(path, columns.quote) if suffix in DELIMITERS else _json_lines(path)
+        records = _json_lines(path)
     for record in records:
         yield record if isinstance(record, BadPlace) else _row(path, record, columns, text)
+
+
+def _with_columns(path: Path, records: Iterator[_Record | BadPlace], columns: Columns) -> Iterator[_Record | BadPlace]:
+    """The records of a file with a header, which must have the columns: no row could be read without them."""
+    checked = False
+    for record in records:
+        if not checked and isinstance(record, _Record):
+            checked, names = True, list(record.values)
+            wanted = {"text (--text-column)": columns.text, "label (--label-column)": columns.label}
+            for field, name in {**wanted, "split (--split-column)": columns.split}.items():
+                if name is not None and name not in names:
+                    raise InputError(field, name, f"is not a column of {path.name}, which has {names[:20]}")
+            if columns.text is None and not set(TEXT_COLUMNS) & set(names):
+                expected = f"must be named: {path.name} has none of {', '.join(TEXT_COLUMNS)}, only {names[:20]}"
+                raise InputError("text (--text-column)", None, expected)
+        yield record
 
 
 def _row(path: Path, record: _Record, columns: Columns, text: str | None) -> Row | BadPlace:
