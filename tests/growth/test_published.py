@@ -40,7 +40,10 @@ def test_a_head_is_born_where_energy_is_furthest_above_its_threshold() -> None:
     assert [len(heads) for heads in decision.state.layers] == [1, 2, 1]
     assert decision.state.layers[1][1].since == 500
     shown = decision.relative[2]
-    assert (shown.demand, shown.noise, shown.threshold) == pytest.approx((0.5, 0.02, 0.4))
+    assert (shown.demand, shown.threshold) == pytest.approx((0.5, 0.4))
+    assert math.isnan(shown.noise)
+    repaired = decided(Published("repaired"), WEAK, STRONG, other).relative[2]
+    assert (repaired.demand, repaired.noise, repaired.threshold) == pytest.approx((0.5, 0.02, 0.4))
 
 
 @pytest.mark.parametrize(

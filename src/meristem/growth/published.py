@@ -111,7 +111,7 @@ class Published:
         """After `done` updates; layers that are `full` have as many heads as they may have."""
         layers = [self._watched(*pair, done) for pair in zip(state.layers, readings, strict=True)]
         rules = [self._judge(reading, done, index in full) for index, reading in enumerate(readings)]
-        relative = tuple(map(_relative, readings))
+        relative = tuple(map(self._relative, readings))
         ready = [index for index, rule in enumerate(rules) if rule == GROWS]
         chosen = max(ready, key=lambda index: (readings[index].strength, index), default=None)
         removal = None
@@ -120,6 +120,12 @@ class Published:
         elif self.prune and (removal := self._quietest(layers, readings)):
             rules[removal[0]] = f"head {removal[1]} has had next to no energy for long"
         return PublishedDecision(PublishedState(tuple(layers)), chosen, tuple(rules), relative, removal)
+
+    def _relative(self, reading: EnergyReading) -> RelativeDemand:
+        """Of what the threshold is a share of; the author's numerics know no noise."""
+        scale = reading.start or math.nan
+        noise = math.nan if self.numerics == "author" else reading.noise
+        return RelativeDemand(reading.lambda_max / scale, noise / scale, reading.threshold / scale)
 
     def removed(
         self, state: PublishedState, done: int, layer: int, *, head: int, born_here: bool = False
@@ -246,12 +252,6 @@ class RandomBirths:
     def removed(self, state: RandomState, done: int, layer: int, *, head: int, born_here: bool = False) -> RandomState:
         """After a head has been removed, which makes no difference."""
         return state
-
-
-def _relative(reading: EnergyReading) -> RelativeDemand:
-    """Of what the threshold is a share of."""
-    scale = reading.start or math.nan
-    return RelativeDemand(reading.lambda_max / scale, reading.noise / scale, reading.threshold / scale)
 
 
 def _check_times(feed_every: int, decide_every: int, max_heads: int) -> None:
