@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -130,43 +131,66 @@ def _recording_seconds(step: TrainingStep, batches: Iterator[tuple[Tensor, Tenso
 def measure_gate(
     step: TrainingStep, batches: Iterator[tuple[Tensor, Tensor]], device: torch.device, *, feed_every: int, rounds: int
 ) -> dict[str, Any]:
-    """Training with the gauge in all layers beside training without, in spans that each hold one decision."""
+    """What the gauge in all layers adds to training, in spans that each hold one decision."""
     policy = replace(NEVER, feed_every=feed_every, decide_every=10 * feed_every, prune=False)
     growth = HeadGrowth(step.model, step.optimizer, policy)
-    span = policy.decide_every
+    measured = (_beside_training if device.type == "cuda" else _within_training)(step, growth, batches, device)
+    for _ in range(policy.calibration):  # once at the start of a run, and not what is asked about
+        with autocast(device):
+            growth.step(*next(batches))
+    next(measured)  # warm
+    plain, added = zip(*itertools.islice(measured, rounds), strict=True)
+    shares = [own / alone for alone, own in zip(plain, added, strict=True)]
+    return {
+        "feed_every": feed_every, "decide_every": policy.decide_every, "share": statistics.median(shares),
+        "lowest": min(shares), "highest": max(shares),
+        "feed_milliseconds": 1e3 * statistics.median(added) * feed_every / policy.decide_every,
+        "statistics_megabytes": sum(t.numel() * t.element_size() for t in growth.criterion.tensors().values()) / 1e6,
+    }  # fmt: skip
 
-    # On a CPU the time that this process had, which other processes do not disturb.
-    clock = time.perf_counter if device.type == "cuda" else time.process_time
+
+Measured = Iterator[tuple[float, float]]  # seconds of training in a span without the gauge, and what it adds
+
+
+def _beside_training(
+    step: TrainingStep, growth: HeadGrowth, batches: Iterator[tuple[Tensor, Tensor]], device: torch.device
+) -> Measured:
+    """On a GPU, where one thing is begun before another has ended: spans with the gauge and without, in turn."""
 
     def seconds(gated: bool) -> float:
         wait(device)
-        begin = clock()
-        for _ in range(span):
+        begin = time.perf_counter()
+        for _ in range(growth.policy.decide_every):
             tokens, labels = next(batches)
             step(tokens, labels)
             if gated:
                 with autocast(device):
                     growth.step(tokens, labels)
         wait(device)
-        return clock() - begin
+        return time.perf_counter() - begin
 
-    for _ in range(policy.calibration):  # once at the start of a run, and not what is asked about
-        with autocast(device):
-            growth.step(*next(batches))
-    seconds(True)  # warm
-    plain: list[float] = []
-    gated: list[float] = []
-    for number in range(rounds):
-        for which in (plain, gated)[:: 1 if number % 2 else -1]:
-            which.append(seconds(which is gated))
-    shares = [g / p - 1 for g, p in zip(gated, plain, strict=True)]
-    feeds = span // feed_every
-    return {
-        "feed_every": feed_every, "decide_every": span, "share": statistics.median(shares),
-        "lowest": min(shares), "highest": max(shares),
-        "feed_milliseconds": 1e3 * (statistics.median(gated) - statistics.median(plain)) / feeds,
-        "statistics_megabytes": sum(t.numel() * t.element_size() for t in growth.criterion.tensors().values()) / 1e6,
-    }  # fmt: skip
+    for first in itertools.cycle((True, False)):
+        times = {gated: seconds(gated) for gated in (first, not first)}
+        yield times[False], times[True] - times[False]
+
+
+def _within_training(
+    step: TrainingStep, growth: HeadGrowth, batches: Iterator[tuple[Tensor, Tensor]], device: torch.device
+) -> Measured:
+    """On a CPU: the updates and the gauge of one span apart, in the time that this process had.
+
+    Both are then slowed down alike by whatever else the machine does.
+    """
+    while True:
+        plain = added = 0.0
+        for _ in range(growth.policy.decide_every):
+            tokens, labels = next(batches)
+            begin = time.process_time()
+            step(tokens, labels)
+            middle = time.process_time()
+            growth.step(tokens, labels)
+            plain, added = plain + middle - begin, added + time.process_time() - middle
+        yield plain, added
 
 
 def heads_text(report: dict[str, Any]) -> str:
