@@ -18,7 +18,7 @@ from meristem.report.run import draw_growth, draw_loss, read_head_history
 from meristem.report.svg import BACKGROUND, BLUE, INK, ORANGE, apart, band, log_ticks
 from meristem.training.run import RunFolder
 from report.helpers import SVG, Element, assert_labels_are_inside_and_apart, number, parsed, texts
-from training.helpers import prepared, trained
+from training.helpers import EAGER_HEADS, prepared, trained
 
 LEFT, WIDTH = 76, 700  # of the plots
 RULE = "the demand is certain, large and steady"
@@ -317,14 +317,7 @@ def test_a_band_is_interrupted() -> None:
 
 # --- runs ---------------------------------------------------------------------------------------------------------
 
-# One or two layers that start with one head of 8; a decision every 3 updates, which lets next to everything through.
-EAGER: dict[str, Any] = {
-    "model__schedule": "uniform", "model__heads": 1, "model__head_dim": 8, "train__steps": 24, "eval__every": 12,
-    "growth__policy": "incrt", "incrt__feed_every": 1, "incrt__decide_every": 3, "incrt__calibration": 4,
-    "incrt__cool_down": 3, "incrt__warm_up": 1, "incrt__certainty": -1e9, "incrt__share": 1e-9,
-    "incrt__steady": -1e9, "incrt__plateau": 1.0, "incrt__hits": 1, "incrt__feeds": 1, "incrt__max_heads": 3,
-    "incrt__grace": 2, "incrt__redundant": 1.0, "incrt__tolerance": 1.0,
-}  # fmt: skip
+EAGER: dict[str, Any] = {**EAGER_HEADS, "train__steps": 24, "eval__every": 12}
 
 
 def labelled(folder: Path) -> Path:

@@ -29,6 +29,14 @@ TINY: dict[str, Any] = {
     "train.device": "cpu", "optimizer.lr": 3e-3, "eval.every": 4, "eval.windows": 6, "eval.batch": 4,
     "checkpoint.every": 4, "checkpoint.keep": 100, "log.every": 1,
 }  # fmt: skip
+# Layers that start with one head of 8; a decision every 3 updates, at which next to everything is let through.
+EAGER_HEADS: dict[str, Any] = {
+    "model__schedule": "uniform", "model__heads": 1, "model__head_dim": 8, "growth__policy": "incrt",
+    "incrt__feed_every": 1, "incrt__decide_every": 3, "incrt__calibration": 4, "incrt__cool_down": 3,
+    "incrt__warm_up": 1, "incrt__certainty": -1e9, "incrt__share": 1e-9, "incrt__steady": -1e9, "incrt__plateau": 1.0,
+    "incrt__hits": 1, "incrt__feeds": 1, "incrt__max_heads": 3, "incrt__grace": 2, "incrt__redundant": 1.0,
+    "incrt__tolerance": 1.0,
+}  # fmt: skip
 TIMING = ("tokens_per_second", "mfu")
 
 

@@ -21,6 +21,7 @@ from meristem.training.loop import resume, train
 from meristem.training.run import RunFolder, load_run
 
 from .helpers import (
+    EAGER_HEADS,
     assert_equal_runs,
     copy_run,
     final_tensors,
@@ -31,15 +32,10 @@ from .helpers import (
 from .test_distributed import torchrun
 from .test_interruptions import kill_loop
 
-# Two layers that start with one head of 8; a decision every 3 updates, at which next to everything is let through.
 STEPS = 30
 EAGER: dict[str, Any] = {
-    "model__schedule": "uniform", "model__heads": 1, "model__head_dim": 8, "train__steps": STEPS,
-    "train__batch_size": 8, "train__micro_batch": 4, "checkpoint__every": 1, "eval__every": 10,
-    "growth__policy": "incrt", "incrt__feed_every": 1, "incrt__decide_every": 3, "incrt__calibration": 4,
-    "incrt__cool_down": 3, "incrt__warm_up": 1, "incrt__last_birth": 14, "incrt__certainty": -1e9,
-    "incrt__share": 1e-9, "incrt__steady": -1e9, "incrt__plateau": 1.0, "incrt__hits": 1, "incrt__feeds": 1,
-    "incrt__max_heads": 3, "incrt__grace": 2, "incrt__redundant": 1.0, "incrt__tolerance": 1.0,
+    **EAGER_HEADS, "train__steps": STEPS, "train__batch_size": 8, "train__micro_batch": 4, "checkpoint__every": 1,
+    "eval__every": 10, "incrt__last_birth": 14,
 }  # fmt: skip
 ARMS: dict[str, dict[str, Any]] = {
     "demand": {},

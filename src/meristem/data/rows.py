@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -89,15 +89,21 @@ def _with_columns(path: Path, records: Iterator[_Record | BadPlace], columns: Co
     checked = False
     for record in records:
         if not checked and isinstance(record, _Record):
-            checked, names = True, list(record.values)
-            wanted = {"text (--text-column)": columns.text, "label (--label-column)": columns.label}
-            for field, name in {**wanted, "split (--split-column)": columns.split}.items():
-                if name is not None and name not in names:
-                    raise InputError(field, name, f"is not a column of {path.name}, which has {names[:20]}")
-            if columns.text is None and not set(TEXT_COLUMNS) & set(names):
-                expected = f"must be named: {path.name} has none of {', '.join(TEXT_COLUMNS)}, only {names[:20]}"
-                raise InputError("text (--text-column)", None, expected)
+            _check_columns(path, list(record.values), columns)
+            checked = True
         yield record
+
+
+def _check_columns(path: Path, names: Sequence[str], columns: Columns) -> None:
+    """Refuse, by name, a header without a column that was asked for."""
+    for part in ("text", "label", "split"):
+        name = getattr(columns, part)
+        if name is not None and name not in names:
+            expected = f"is not a column of {path.name}, which has {names[:20]}"
+            raise InputError(f"{part} (--{part}-column)", name, expected)
+    if columns.text is None and not set(TEXT_COLUMNS) & set(names):
+        expected = f"must be named: {path.name} has none of {', '.join(TEXT_COLUMNS)}, only {names[:20]}"
+        raise InputError("text (--text-column)", None, expected)
 
 
 def _row(path: Path, record: _Record, columns: Columns, text: str | None) -> Row | BadPlace:

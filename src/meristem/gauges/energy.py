@@ -268,8 +268,7 @@ class EnergyGauge:
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
     ) -> None:
-        if numerics not in NUMERICS:
-            raise InputError("numerics", numerics, f"must be one of {', '.join(NUMERICS)}")
+        check_numerics(numerics)
         if width < 2:
             raise InputError("width", width, "must be at least 2: there are two ends to follow")
         self.layers, self.width, self.author = layers, width, numerics == "author"
@@ -474,6 +473,12 @@ class EnergyGauge:
             drawn[:, 1:2] = _unit(without(drawn[:, 1:2], drawn[:, :1]))
         self.vectors = torch.cat((self.vectors[:layer], drawn[None], self.vectors[layer + 1 :]))
         self.seen[layer] = 0
+
+
+def check_numerics(numerics: str) -> None:
+    """Refuse, by name, numerics that there are not."""
+    if numerics not in NUMERICS:
+        raise InputError("numerics", numerics, f"must be one of {', '.join(NUMERICS)}")
 
 
 _TENSORS = ("second", "turning", "uncertainty", "starts", "stored", "vectors")

@@ -137,12 +137,11 @@ class Demand:
         return group.gauge.directions(group.layers.index(layer))
 
     def born(self, layer: int) -> None:
-        group = self._group(layer)
-        group.gauge.reset([group.layers.index(layer)])
+        self._restart(layer)
 
     def removed(self, done: int, layer: int, head: int, *, grown: bool) -> None:
         self.state = self.policy.removed(self.state, done, layer, born_here=grown)
-        self.born(layer)  # the gauge starts again here as well
+        self._restart(layer)
 
     def predicted(self) -> list[dict[str, float]]:
         return [self.policy.predicted(spectrum) for spectrum in self.spectra]
@@ -161,6 +160,10 @@ class Demand:
             group.gauge.load(own, values["gauges"][dim])
             waits = self.half <= self.fed < self.silent
             group.earlier = own["earlier"].to(group.gauge.sums, copy=True) if waits else None
+
+    def _restart(self, layer: int) -> None:
+        group = self._group(layer)
+        group.gauge.reset([group.layers.index(layer)])
 
     def _group(self, layer: int) -> _Group:
         return next(group for group in self.groups.values() if layer in group.layers)

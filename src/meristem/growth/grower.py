@@ -16,7 +16,7 @@ from meristem.gauges.entropy import EntropyGauge, HeadReadings, as_decoder, read
 from meristem.growth.average import Average
 from meristem.growth.criteria import Policy
 from meristem.growth.edits import LoopHeads
-from meristem.growth.head_growth import Fresh, HeadGrowth, held
+from meristem.growth.head_growth import Fresh, HeadGrowth, check_held
 from meristem.growth.outcome import Growth, check_rule
 from meristem.growth.sgt import Sgt, SgtState
 from meristem.model import Transformer
@@ -52,8 +52,8 @@ class Grower:
             as_decoder(model)
         if policy is not None and policy.prepare(model.plan).gates != model.plan.gates:
             raise InputError("model.plan.gates", model.plan.gates, "build the model from policy.prepare(plan)")
-        if model.gate_delta is not None and optimizer is not None and id(model.gate_delta) not in held(optimizer):
-            raise InputError("optimizer", "gate_delta missing", "must hold all parameters of the model")
+        if model.gate_delta is not None:
+            check_held(optimizer, "gate_delta", model.gate_delta)
         self.model, self.policy, self.gauge, self.observe_every = model, policy, gauge, observe_every
         self.done = 0
         self.state = SgtState()

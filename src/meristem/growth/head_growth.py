@@ -39,7 +39,9 @@ class HeadGrowth:
 
     def __init__(self, model: Model, optimizer: torch.optim.Optimizer | None, policy: Policy) -> None:
         check_growable(model.plan)
-        check_held(model, optimizer)
+        for layer, block in enumerate(model.stack):
+            attention = block.attention
+            check_held(optimizer, f"attention of layer {layer}", attention.qkv.weight, attention.out.weight)
         self.model, self.optimizer, self.policy = model, optimizer, policy
         self.criterion = make_criterion(policy, model)
         self.trials = policy.pruning if isinstance(policy, Incrt) else Pruning()
@@ -219,17 +221,10 @@ def check_growable(plan: Plan) -> None:
         with_head(layer)
 
 
-def check_held(model: Model, optimizer: torch.optim.Optimizer | None) -> None:
-    """Refuse an optimizer that would not train what is born."""
+def check_held(optimizer: torch.optim.Optimizer | None, name: str, *parameters: Tensor) -> None:
+    """Refuse an optimizer that would not train these parameters; None trains nothing, and is for the caller to know."""
     if optimizer is None:
         return
-    parameters = held(optimizer)
-    for layer, block in enumerate(model.stack):
-        if not {id(block.attention.qkv.weight), id(block.attention.out.weight)} <= parameters:
-            missing = f"attention of layer {layer} missing"
-            raise InputError("optimizer", missing, "must hold all parameters of the model")
-
-
-def held(optimizer: torch.optim.Optimizer) -> set[int]:
-    """The parameters of an optimizer, by id."""
-    return {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    if not held.issuperset(map(id, parameters)):
+        raise InputError("optimizer", f"{name} missing", "must hold all parameters of the model")

@@ -95,9 +95,10 @@ class Incrt:
             raise InputError("decide_every", self.decide_every, f"must be at least feed_every, {self.feed_every}")
         if self.warm_up < 0:
             raise InputError("warm_up", self.warm_up, "must be 0 or above")
-        for name, least, most in (("certainty", -math.inf, math.inf), ("steady", -math.inf, 1.0)):
-            if not least <= getattr(self, name) <= most:  # as when it is not a number
-                raise InputError(name, getattr(self, name), f"must be a number{'' if most > 1 else ' up to 1'}")
+        if math.isnan(self.certainty):
+            raise InputError("certainty", self.certainty, "must be a number")
+        if not self.steady <= 1:
+            raise InputError("steady", self.steady, "must be a number up to 1")
         for name in ("share", "plateau"):
             if not 0 < getattr(self, name) <= 1:
                 raise InputError(name, getattr(self, name), "must be above 0 and at most 1")

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from meristem.errors import InputError
-from meristem.gauges.energy import NUMERICS, EnergyGauge, EnergyReading
+from meristem.gauges.energy import EnergyGauge, EnergyReading, check_numerics
 from meristem.growth.incrt import RelativeDemand
 
 GROWS = "the energy is large and the trackers have settled"
@@ -77,8 +77,7 @@ class Published:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.numerics not in NUMERICS:
-            raise InputError("numerics", self.numerics, f"must be one of {', '.join(NUMERICS)}")
+        check_numerics(self.numerics)
         _check_times(self.feed_every, self.decide_every, self.max_heads)
         if self.decide_every % self.feed_every:
             raise InputError("decide_every", self.decide_every, f"must be a multiple of feed_every, {self.feed_every}")

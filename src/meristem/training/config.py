@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from meristem.errors import InputError, RunError
-from meristem.gauges.energy import NUMERICS
+from meristem.gauges.energy import check_numerics
 from meristem.gauges.entropy import FORMS
 from meristem.growth.criteria import Policy
 from meristem.growth.incrt import Incrt
@@ -224,8 +224,6 @@ class IncrtConfig:
             raise InputError("incrt.last_birth", self.last_birth, "must be above 0")
         if self.criterion not in ("demand", "published", "random"):
             raise InputError("incrt.criterion", self.criterion, "must be one of demand, published, random")
-        if self.numerics not in NUMERICS:
-            raise InputError("incrt.numerics", self.numerics, f"must be one of {', '.join(NUMERICS)}")
         if self.births and self.criterion != "random":
             raise InputError("incrt.births", self.births, "is the number of births at random times: criterion = random")
         self.policy(ENDLESS)  # refuses bad values
@@ -237,6 +235,7 @@ class IncrtConfig:
         common: dict[str, Any] = {"last_birth": last, "max_heads": self.max_heads, "seed": self.seed, **_given(times)}
         share: dict[str, Any] = _given({"share": self.share})
         try:
+            check_numerics(self.numerics)  # also those that another criterion does not use
             if self.criterion == "published":
                 return Published(self.numerics, prune=self.prune, **share, **common)
             if self.criterion == "random":

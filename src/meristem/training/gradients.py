@@ -13,7 +13,7 @@ import torch._dynamo
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from meristem.model.operators import announce_operators
+from meristem.model.operators import announce_operators, product_dtype
 from meristem.model.transformer import Regions
 from meristem.training.devices import autocast
 
@@ -37,9 +37,7 @@ def _enter_as_between_blocks(enter: Callable[..., tuple[Tensor, Tensor]], *parts
     To the compiler the first block is then one like any other, and needs no graph of its own.
     """
     x, branch = enter(*parts)
-    kind = x.device.type
-    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
-    return x, branch.to(dtype).requires_grad_(x.requires_grad)
+    return x, branch.to(product_dtype(x)).requires_grad_(x.requires_grad)
 
 
 class Gradients:
