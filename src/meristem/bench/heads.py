@@ -54,10 +54,6 @@ def compare_heads(
     say(f"gauge: {gate['feed_milliseconds']:.1f} ms a feed, {gate['share']:.2%} of training")
     for step in (grown, built):  # the same weights in both: how fast a GPU is depends on what it multiplies
         step.model.initialise(0)
-    while grown.gradients.resting:  # the grown model has to be recorded as well
-        grown(*next(batches))
-    for _ in range(2):
-        grown(*next(batches))
     times: dict[str, list[float]] = {"grown": [], "built": []}
     for number in range(rounds):
         for name, step in (("grown", grown), ("built", built))[:: 1 if number % 2 else -1]:
@@ -84,12 +80,14 @@ def grow_all(
     plan: Plan, device: torch.device, batches: Iterator[tuple[Tensor, Tensor]], *, compile: bool,
     say: Callable[[str], None],
 ) -> tuple[TrainingStep, dict[str, Any]]:  # fmt: skip
-    """A scripted growth from one head to the plan's, in every layer, birth by birth, and how long each holds up."""
+    """A scripted growth from one head to the plan's, in every layer, birth by birth, and how long each holds up.
+
+    That is what a birth and the update after it, which is recorded, take more than the next one.
+    """
     step = TrainingStep(with_heads(plan, 1), device, compile=compile)
     first = step_seconds(step, batches, device)
     usual = min(step_seconds(step, batches, device) for _ in range(3))
     pauses: list[float] = []
-    slower: list[float] = []  # a step that is not recorded yet, beside one that is
     for heads in range(2, max(plan.heads) + 1):
         for layer in range(len(plan.layers)):
             begin = time.perf_counter()
@@ -97,35 +95,17 @@ def grow_all(
             weights = attention.qkv.weight.detach(), attention.out.weight.detach()
             newborn = newborn_head(attention.layer, *weights, None, seed=len(pauses))
             add_head(step.model, step.optimizer, AddHead(layer, newborn))
-            step.gradients.restructured(step.model)
+            step.changed(step.model)
             step(*next(batches))
             wait(device)
             with_birth = time.perf_counter() - begin
-            without = step_seconds(step, batches, device)
-            pauses.append(with_birth - without)
-            slower.append(without)
+            pauses.append(with_birth - step_seconds(step, batches, device))
         say(f"{heads} heads everywhere: {sum(pauses):.1f} s of pauses so far")
-    recording = _recording_seconds(step, batches, device)
-    rest = step.gradients.graph.REST if step.gradients.graph is not None else 0
-    last = min(step_seconds(step, batches, device) for _ in range(3))
-    gap = max(0.0, slower[-1] - last) if rest else 0.0
     return step, {
         "first_step_seconds": first, "first_step_with_one_head": usual, "births": len(pauses),
         "pauses": pauses, "longest_pause": max(pauses), "total_seconds": sum(pauses),
-        "recording_seconds": recording, "unrecorded_steps_per_birth": rest, "unrecorded_gap_seconds": gap,
-        # With a cool-down longer than the rest every birth is followed by unrecorded steps and a recording.
-        "total_with_recordings": sum(pauses) + len(pauses) * (recording + rest * gap),
         "block_graphs": block_graphs(compile),
     }  # fmt: skip
-
-
-def _recording_seconds(step: TrainingStep, batches: Iterator[tuple[Tensor, Tensor]], device: torch.device) -> float:
-    """How much longer the step takes in which the recording is made."""
-    graph = step.gradients.graph
-    if graph is None:
-        return 0.0
-    graph.rest = 0
-    return step_seconds(step, batches, device) - step_seconds(step, batches, device)
 
 
 def measure_gate(
@@ -200,8 +180,7 @@ def heads_text(report: dict[str, Any]) -> str:
         (
             f"{report['device']}, torch {report['torch']}",
             f"{births['births']} births: {births['total_seconds']:.1f} s of pauses in all (longest "
-            f"{births['longest_pause']:.1f} s); {births['block_graphs']} block graphs; with a recording after each, "
-            f"{births['total_with_recordings']:.1f} s",
+            f"{births['longest_pause']:.1f} s); {births['block_graphs']} block graphs",
             f"gauge in {len(report['settings']['heads'])} layers: {gate['feed_milliseconds']:.1f} ms a feed, "
             f"{gate['share']:+.2%} of training at one feed in {gate['feed_every']} steps "
             f"({gate['lowest']:+.2%} to {gate['highest']:+.2%}); {gate['statistics_megabytes']:.0f} MB of statistics",

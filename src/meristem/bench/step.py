@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._dynamo.eval_frame import _debug_get_cache_entry_list
 from torch._inductor.utils import fresh_cache
 
@@ -61,6 +61,12 @@ class TrainingStep:
         loss = self.gradients(tokens[None], labels[None])
         guarded_update(self.optimizer, self.config.lr, loss, self.config.clip)
         return loss
+
+    def changed(self, model: nn.Module | None = None) -> None:
+        """To be called when the model has changed, the parameters too if it is given, as after a cool-down in a run."""
+        if self.gradients.graph is not None:
+            self.gradients.graph.stood = self.gradients.graph.REST
+        self.gradients.restructured(model)
 
 
 def meristem_step(plan: Plan, device: torch.device, *, attention: str, compile: bool) -> tuple[Step, list[str]]:

@@ -44,8 +44,8 @@ class Gradients:
     """Leaves the mean gradient over the micro-batches in the parameters' `.grad`.
 
     With `graph`, forward and backward of a micro-batch are recorded once as a CUDA graph and then replayed, which
-    removes the gaps between some five hundred kernel launches. A model that has changed is recorded anew only when it
-    has rested for a while: a recording takes as long as several updates, and growth may change the model again soon.
+    removes the gaps between some five hundred kernel launches. A model that has changed is recorded anew at once; only
+    where one change follows soon upon another it has to rest first, since a recording takes as long as several updates.
     """
 
     def __init__(self, model: nn.Module, *, compile: bool, device: torch.device) -> None:
@@ -53,11 +53,6 @@ class Gradients:
         self._follow(model)
         self.regions = compiled_regions() if compile else Regions()
         self.graph = _Graph(self) if compile and device.type == "cuda" and self.distributed is None else None
-
-    @property
-    def resting(self) -> bool:
-        """Whether the next update is not recorded yet, because the model has changed."""
-        return self.graph is not None and self.graph.rest > 0
 
     def restructured(self, model: nn.Module | None = None) -> None:
         """To be told when the model has changed: what was recorded is no longer its forward pass.
@@ -77,6 +72,7 @@ class Gradients:
     def __call__(self, tokens: Tensor, labels: Tensor) -> Tensor:
         """tokens and labels (micro-batches, b, T) in; the mean loss out, still on the device."""
         if self.graph is not None:
+            self.graph.stood += 1
             if self.graph.rest == 0:
                 return self.graph.accumulate(tokens, labels)
             self.graph.rest -= 1
@@ -110,9 +106,11 @@ class _Graph:
         self.recording: torch.cuda.CUDAGraph | None = None
         self.loss: Tensor | None = None
         self.rest = 0  # updates until one is recorded
+        self.stood = 0  # updates since the model has changed
 
     def forget(self) -> None:
-        self.rest = self.REST
+        self.rest = 0 if self.stood >= self.REST else self.REST
+        self.stood = 0
         self.recording = self.loss = None
         self._clear()  # the gradients live in the recording's memory
         torch.cuda.empty_cache()
