@@ -6,6 +6,7 @@ import copy
 import json
 import math
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,12 +15,12 @@ from torch import Tensor
 
 from meristem.errors import InputError
 from meristem.gauges.demand import DemandGauge
+from meristem.gauges.energy import EnergyGauge, EnergyReading
 from meristem.growth import Incrt, Pruning, Published, RandomBirths
 from meristem.growth.criteria import Demand, Policy, Seen
 from meristem.growth.head_growth import HeadGrowth
 from meristem.growth.measuring import look
 from meristem.growth.outcome import Growth
-from meristem.growth.published import PublishedDecision
 from meristem.model import Decoder
 from meristem.plan import LayerPlan, Loop, Plan
 from meristem.synthetic import Student, Task
@@ -208,13 +209,18 @@ def test_two_heads_that_share_keys_stay(published: bool, monkeypatch: pytest.Mon
     plan = Plan(width=16, vocabulary=32, context=8, feed_forward=16, layers=(LayerPlan(2, 8, 1), LayerPlan(3, 8, 3)))
     trial = Pruning(grace=0, patience=1, redundant=1.0, tolerance=1.0)
     never = Incrt(**{**EAGER, "certainty": math.inf}, pruning=trial)
-    model, growth = growing(plan, Published(feed_every=1, decide_every=1) if published else never)
-    if published:
-        quiet = PublishedDecision(growth.criterion.state, None, ("quiet", "quiet"), (), (0, 1))  # type: ignore[attr-defined]
-        monkeypatch.setattr(growth.criterion, "decide", lambda *facts: quiet)
-        monkeypatch.setattr(growth.criterion, "predicted", list)
+    measured = EnergyGauge.readings
+
+    def quiet(gauge: EnergyGauge) -> list[EnergyReading]:
+        readings = [
+            (reading, tuple(replace(head, energy=0.0) for head in reading.heads)) for reading in measured(gauge)
+        ]
+        return [replace(reading, lambda_max=0.0, threshold=1.0, grace=0, heads=heads) for reading, heads in readings]
+
+    monkeypatch.setattr(EnergyGauge, "readings", quiet)
+    model, growth = growing(plan, Published(feed_every=1, decide_every=1, patience=1) if published else never)
     train(model, growth, range(8))
-    assert model.plan.heads == (2, 3 if published else 1)
+    assert model.plan.heads == (2, 1)  # and do not hold up the other layer's
 
 
 # --- layers whose heads have different dims -------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import pytest
 
 from commands import Call
 from meristem.data import prepare_labelled
-from meristem.report.head_history import HeadHistory
+from meristem.report.head_history import HINT, HeadHistory
 from meristem.report.heads import COLOURS, GUIDE, SHOWN, heads_svg
 from meristem.report.run import draw_growth, draw_loss, read_head_history
 from meristem.report.svg import BACKGROUND, BLUE, INK, ORANGE, apart, band, log_ticks
@@ -129,15 +129,20 @@ def test_lines_say_what_grew_when_and_why() -> None:
         f"step 800: a head has left: layer 0 now has 2 heads ({RULE}); loss 0.5 with it, 0.5004 without",
         "1 trial without a head showed it to be needed",
         "layer 0: 2 heads (1 at the start, 4 predicted); at the end demand -0.001 ± 0.01, births begin at 0.2: " + RULE,
+        HINT,
     ]
 
 
 def test_lines_of_what_is_not_known() -> None:
     birth = decision(50, [1, 2], [None, 0.5], noise=None, predicted=[9, 3], action="birth", layer=1)
-    first, unknown, known = HeadHistory((1, 1), 60, [birth]).lines()
+    first, unknown, known, hint = HeadHistory((1, 1), 60, [birth]).lines()
     assert first.endswith("demand 0.5, births begin at 0.1")
     assert unknown == f"layer 0: 1 head (1 at the start); at the end no certain demand so far: {RULE}"
     assert known.startswith("layer 1: 2 heads (1 at the start, 3 predicted)")
+    assert hint == HINT
+    published = HeadHistory((1, 1), 60, [birth], criterion="published").lines()
+    assert len(published) == 3
+    assert "3 predicted" in published[-1]
 
 
 def test_births_at_random_times_measure_nothing() -> None:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from meristem.gauges.demand import DemandGauge, DemandReading
 from meristem.gauges.energy import EnergyGauge, Projections, projections
+from meristem.growth.heads import fewest_heads
 from meristem.growth.incrt import Incrt, IncrtState, RelativeDemand
 from meristem.growth.published import Published, PublishedState, RandomBirths, RandomState
 from meristem.growth.surgery import Model
@@ -226,7 +227,8 @@ class Energy:
 
     def decide(self, done: int, loss: float, full: Set[int]) -> Decision:
         self.readings = self.gauge.readings()
-        decision = from_first_rank(self.policy.decide(self.state, done, self.readings, full))
+        bare = {i for i, layer in enumerate(self.model.plan.layers) if layer.heads <= fewest_heads(layer)}
+        decision = from_first_rank(self.policy.decide(self.state, done, self.readings, full, bare))
         self.state = decision.state
         return decision
 

@@ -95,7 +95,7 @@ class HeadGrowth:
             layer = decision.layer
             self._bear(layer)
             return self._changed(event, {"action": "birth", "layer": layer, "rule": decision.rules[layer]})
-        if decision.removal is not None and self._may_lose(decision.removal[0]):
+        if decision.removal is not None:
             layer, head = decision.removal
             weight = self.model.stack[layer].attention.out.weight
             with torch.no_grad():

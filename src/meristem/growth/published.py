@@ -105,9 +105,10 @@ class Published:
         )  # fmt: skip
 
     def decide(
-        self, state: PublishedState, done: int, readings: Sequence[EnergyReading], full: Set[int] = frozenset()
-    ) -> PublishedDecision:
-        """After `done` updates; layers that are `full` have as many heads as they may have."""
+        self, state: PublishedState, done: int, readings: Sequence[EnergyReading], full: Set[int] = frozenset(),
+        bare: Set[int] = frozenset(),
+    ) -> PublishedDecision:  # fmt: skip
+        """After `done` updates; `full` layers have as many heads as they may have, `bare` ones as few."""
         layers = [self._watched(*pair, done) for pair in zip(state.layers, readings, strict=True)]
         rules = [self._judge(reading, done, index in full) for index, reading in enumerate(readings)]
         relative = tuple(map(self._relative, readings))
@@ -116,7 +117,7 @@ class Published:
         removal = None
         if chosen is not None:
             layers[chosen] = (*layers[chosen], QuietHead(done))
-        elif self.prune and (removal := self._quietest(layers, readings)):
+        elif self.prune and (removal := self._quietest(layers, readings, bare)):
             rules[removal[0]] = f"head {removal[1]} has had next to no energy for long"
         return PublishedDecision(PublishedState(tuple(layers)), chosen, tuple(rules), relative, removal)
 
@@ -164,14 +165,14 @@ class Published:
         return tuple(watched)
 
     def _quietest(
-        self, layers: Sequence[tuple[QuietHead, ...]], readings: Sequence[EnergyReading]
+        self, layers: Sequence[tuple[QuietHead, ...]], readings: Sequence[EnergyReading], bare: Set[int]
     ) -> tuple[int, int] | None:
-        """The layer and head with the least energy, of those that have been quiet for long and are not the last."""
+        """The layer and head with the least energy, of those that have been quiet for long and need not stay."""
         quiet = [
             (readings[layer].heads[index].energy / readings[layer].threshold, layer, index)
             for layer, heads in enumerate(layers)
             for index, head in enumerate(heads)
-            if len(heads) > 1 and head.quiet >= self.patience
+            if layer not in bare and head.quiet >= self.patience
         ]
         return min(quiet)[1:] if quiet else None
 

@@ -16,6 +16,7 @@ Curve = Sequence[tuple[int, float]]
 CHANGES = ("birth", "removal")  # actions
 
 MEASURES = {"demand": "demand", "published": "energy"}  # by criterion; births at random times measure nothing
+HINT = "predicted: a head for each direction that the first demand asked for; no more than a hint on text"
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,8 @@ class HeadHistory:
         """What grew, when and why, in plain words."""
         trials = len(self.spared)
         kept = [f"{counted(trials, 'trial')} without a head showed it to be needed"] if trials else []
-        return [*(self.change_text(entry) for entry in self.changes), *kept, *map(self.layer_text, self.layers)]
+        hint = [HINT] if any(self.predicted) and self.criterion == "demand" else []
+        return [*(self.change_text(entry) for entry in self.changes), *kept, *map(self.layer_text, self.layers), *hint]
 
     def layer_text(self, layer: int) -> str:
         """Heads at the start, at the end and as predicted, and why there are no more."""
