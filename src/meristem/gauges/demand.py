@@ -13,6 +13,7 @@ Cholesky factors as small as a head; nothing is read back from the device betwee
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -82,7 +83,7 @@ class DemandGauge:
     def reset(self, layers: Iterable[int]) -> None:
         """Start again in some layers, as after a change there."""
         self.resets += 1
-        generator = torch.Generator().manual_seed(self.seed + self.resets)
+        generator = torch.Generator().manual_seed(random.Random(f"{self.seed}-{self.resets}").getrandbits(32))
         looks = self._drawn(generator)
         for layer in layers:
             self.looks[:, layer] = looks[:, layer]

@@ -14,6 +14,7 @@ before the first birth, however many heads the task needs. They are here to be c
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -465,7 +466,7 @@ class EnergyGauge:
 
     def _restart(self, layer: int) -> None:
         """Trackers of a layer at random, across the stored directions; the lower one also across the upper one."""
-        generator = torch.Generator().manual_seed(self.seed + self.restarts)
+        generator = torch.Generator().manual_seed(random.Random(f"{self.seed}-{self.restarts}").getrandbits(32))
         self.restarts += 1
         drawn = torch.randn(self.width, 3, generator=generator).to(**self.place)
         for _ in range(2):
