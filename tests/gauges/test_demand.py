@@ -10,7 +10,8 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from meristem.gauges import demand
-from meristem.gauges.demand import BETAS, FORGET, MEMORY, RATE, DemandGauge
+from meristem.gauges.demand import BETAS, FORGET, MEMORY, RATE, TEST_MEMORY, DemandGauge
+from meristem.growth import Incrt
 from meristem.model.rotary import RotaryPair, rotary_table
 
 DOUBLE = torch.float64
@@ -129,6 +130,41 @@ def test_incrt_oracle_17_noise_is_not_a_demand() -> None:
         certain += sum(abs(reading.certainty) >= 4 for reading in gauge.readings())
         gauge.reset(range(4))
     assert certain <= 5
+
+
+def test_the_certainty_of_noise_has_a_spread_of_one() -> None:
+    """Of many scouts, each with noise of its own, after as many feeds as a birth waits for."""
+    generator, layers = torch.Generator().manual_seed(0), 300
+    gauge = DemandGauge(layers, 8, rotary_table(4, 8))
+    for _ in range(Incrt().feeds):
+        feed(gauge, *torch.randn(2, layers, 8, 6, 8, generator=generator))
+    certainty = torch.tensor([reading.certainty for reading in gauge.readings()])
+    assert 0.8 < float(certainty.std()) < 1.25
+    assert abs(float(certainty.mean())) < 0.25
+
+
+def test_the_certainty_is_the_mean_gain_over_its_standard_error() -> None:
+    """Where gains are far from zero; a standard error of as many sequences as their weights add up to.
+
+    That of the weighted mean itself is smaller, after many feeds by a factor of up to sqrt(1 + TEST_MEMORY).
+    """
+    length, width, dim, feeds = 12, 6, 4, 8
+    gauge, rotary, batches = gauge_of(1, width, dim), rotary_table(dim, 16), []
+    for number in range(feeds):
+        x = correlated(20 + number, length, width, seed=number)
+        output = (gauge.outputs.left_core @ gauge.outputs.right.mT)[0]
+        written = head_output(x, gauge.looks[:, 0], output, everything(length), rotary)
+        # What the scout would write is asked for, by every sequence as much.
+        gradients = -written / written.norm(dim=(1, 2), keepdim=True)
+        gradients -= gradients.mean((0, 1))
+        batches.append(-(gradients * written).sum((1, 2)))
+        feed(gauge, x[None], gradients[None])
+    weights = torch.cat([TEST_MEMORY ** (feeds - 1 - i) * torch.ones_like(g) for i, g in enumerate(batches)])
+    mean = (weights * torch.cat(batches)).sum() / weights.sum()
+    variance = (weights * torch.cat([g - g.mean() for g in batches]).square()).sum() / weights.sum()
+    assert mean**2 > 3 * variance
+    (reading,) = gauge.readings()
+    assert reading.certainty == pytest.approx(float(mean / (variance / weights.sum()).sqrt()), rel=1e-6)
 
 
 def test_a_head_that_is_missing_is_demanded_and_found() -> None:

@@ -38,6 +38,51 @@ def test_births_come_one_per_cool_down_where_the_demand_is_largest() -> None:
     assert births(run(Incrt(), weaker, STRONG, UNSURE, until=900)) == [(300, 1), (500, 1), (700, 1), (900, 1)]
 
 
+def decided(
+    policy: Incrt, at_first: list[float], slopes: list[float], full: frozenset[int] = frozenset()
+) -> DemandDecision:
+    """The decision after layers that asked for so much at first have asked for this long enough."""
+    first, now = ([DemandReading(9.0, slope, SEEN) for slope in each] for each in (at_first, slopes))
+    state = policy.calibrated(policy.start(len(first)), first)
+    state = policy.decide(state, 300, now, 1.0, full).state
+    return policy.decide(state, 500, now, 1.0, full)
+
+
+def test_a_birth_is_where_most_is_left_of_what_was_asked_for_at_first() -> None:
+    """Incrt.md D13: layers differ in scale, so slopes of two of them are not compared as they are."""
+    assert decided(Incrt(), [1.0, 10.0], [0.8, 4.0]).layer == 0
+    assert decided(Incrt(), [1.0, 10.0], [0.3, 4.0]).layer == 1
+
+
+def test_layers_that_are_full_are_passed_over() -> None:
+    assert decided(Incrt(), [1.0, 1.0], [0.8, 0.9]).layer == 1
+    assert decided(Incrt(), [1.0, 1.0], [0.8, 0.9], frozenset({1})).layer == 0
+    assert decided(Incrt(), [1.0, 1.0], [0.8, 0.9], frozenset({0, 1})).layer is None
+
+
+def test_the_largest_demand_so_far_is_what_others_are_measured_by() -> None:
+    """Incrt.md D5: also one that came after the calibration, if it was certain."""
+    policy = Incrt(share=0.1)
+    state = policy.calibrated(policy.start(2), [STRONG, STRONG])
+    more = policy.decide(state, 50, [DemandReading(9.0, 20.0, SEEN), DemandReading(3.0, 20.0, SEEN)], 1.0)
+    assert [layer.largest for layer in more.state.layers] == [20, 1]
+    assert [relative.demand for relative in more.relative] == [1, 20]
+    later = policy.decide(more.state, 100, [STRONG, STRONG], 1.0)
+    assert [relative.demand for relative in later.relative] == [1 / 20, 1]
+    assert later.rules[0].startswith("the demand is small")
+    assert not later.rules[1].startswith("the demand is small")
+
+
+def test_noise_is_the_standard_error_of_the_demand() -> None:
+    policy = Incrt()
+    state = policy.calibrated(policy.start(3), [DemandReading(9.0, 2.0, SEEN)] * 3)
+    readings = [DemandReading(5.0, 0.4, SEEN), DemandReading(-5.0, -0.4, SEEN), DemandReading(0.0, 0.0, SEEN)]
+    known, below, unknown = policy.relative(state, readings)
+    assert (known.demand, known.noise) == pytest.approx((0.2, 0.04))
+    assert (below.demand, below.noise) == pytest.approx((-0.2, 0.04))
+    assert math.isnan(unknown.noise)
+
+
 @pytest.mark.parametrize(
     ("reading", "rule"),
     [
