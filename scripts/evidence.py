@@ -29,6 +29,7 @@ from meristem.comparison import paired_difference
 from meristem.data import TokenData
 from meristem.evaluation import held_out_loss, held_out_windows
 from meristem.gauges import mean_distances
+from meristem.growth.outcome import expected_heads
 from meristem.model import Decoder
 from meristem.training.config import Config, GrowthConfig, build_config, flatten, load_config
 from meristem.training.loop import train
@@ -193,7 +194,7 @@ def run_one(
         "growth": [
             {key: entry.get(key) for key in KEPT} for entry in events
         ],
-        "predicted": decisions[0]["predicted_heads"] if decisions else None,
+        "predicted": expected_heads(decisions),
         "demand": [[entry["step"], entry["demand"]] for entry in decisions[:: max(1, len(decisions) // 30)]],
         **measured(loaded, entries, options),
     }  # fmt: skip

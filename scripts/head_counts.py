@@ -26,6 +26,7 @@ import torch
 
 from meristem.growth import Incrt, Published
 from meristem.growth.criteria import Policy
+from meristem.growth.outcome import expected_heads
 from meristem.synthetic import Task, grow
 from meristem.synthetic.run import BATCH, RATE
 
@@ -49,11 +50,11 @@ def run_one(name: str, criterion: str, seed: int, batch: int, rate: float) -> di
     begin = time.perf_counter()
     outcome = grow(task, policy, steps=STEPS, seed=seed, batch=batch, rate=rate)
     changes = [event for event in outcome.events if event["event"] == "growth"]
-    measured = [event for event in outcome.events if event["predicted_heads"]]
+    expected = expected_heads(outcome.events)
     return {
         "task": name, "criterion": criterion, "seed": seed, "batch": batch, "rate": rate, "steps": STEPS,
         "heads": outcome.heads, "answer": task.answer, "loss": outcome.loss,
-        "predicted": measured[0]["predicted_heads"][0] if measured else None,
+        "predicted": expected[0] if expected else None,
         "changes": [[event["step"], event["action"]] for event in changes],
         "seconds": time.perf_counter() - begin,
     }  # fmt: skip

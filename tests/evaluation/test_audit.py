@@ -394,7 +394,7 @@ GROWN = {
     "model__heads": 1, "model__schedule": "uniform", "model__head_dim": 8, "train__micro_batch": 4, "train__steps": 20,
     "growth__policy": "incrt", "incrt__calibration": 5, "incrt__decide_every": 5, "incrt__certainty": -10.0,
     "incrt__warm_up": 5, "incrt__cool_down": 5, "incrt__feed_every": 1, "incrt__feeds": 1, "incrt__hits": 1,
-    "incrt__max_heads": 1, "incrt__last_birth": 20,
+    "incrt__max_heads": 2, "incrt__last_birth": 20,
 }  # fmt: skip
 FEW = ("--sequences", "6", "--steps", "2", "--feeds", "3", "--device", "cpu")
 

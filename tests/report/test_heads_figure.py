@@ -353,7 +353,7 @@ def assert_told_by_its_files(run: RunFolder, call: Call) -> None:
 
 ARMS: dict[str, dict[str, Any]] = {
     "demand": {},
-    "published": {"incrt__criterion": "published", "incrt__share": 1e-3, "incrt__decide_every": 1},
+    "published": {"incrt__criterion": "published", "incrt__share": 1e-3, "incrt__decide_every": 1, "incrt__seed": 1},
     "random": {"incrt__criterion": "random", "incrt__births": 3},
 }
 

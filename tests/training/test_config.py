@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import FrozenInstanceError, asdict, fields
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,15 @@ import pytest
 
 from meristem.errors import InputError, RunError
 from meristem.growth import Sgt
-from meristem.training.config import Config, TrainConfig, build_config, flatten, load_config, parse_overrides
+from meristem.training.config import (
+    Config,
+    IncrtConfig,
+    TrainConfig,
+    build_config,
+    flatten,
+    load_config,
+    parse_overrides,
+)
 from meristem.training.loop import train
 from meristem.training.run import RunFolder
 
@@ -48,11 +57,13 @@ def saved(tmp_path: Path, text: str) -> Path:
 
 
 # What may be given together: a structure that grows, one like another run's, and blocks of named layers.
-STATIC = ("growth.unit", "growth.layers", "growth.like")
-GROWS = {k: v for k, v in UNUSUAL.items() if k not in STATIC}
+APART = ("growth.unit", "growth.layers", "growth.like", "incrt.numerics", "incrt.prune")
+GROWS = {k: v for k, v in UNUSUAL.items() if k not in APART}
 OTHERS: tuple[dict[str, Any], ...] = (
     {"growth.policy": "sgt", "growth.like": UNUSUAL["growth.like"], "growth.order": UNUSUAL["growth.order"]},
     {"growth.policy": "sgt", "growth.unit": UNUSUAL["growth.unit"], "growth.layers": UNUSUAL["growth.layers"]},
+    {"incrt.criterion": "published", "incrt.numerics": UNUSUAL["incrt.numerics"]},
+    {"incrt.prune": UNUSUAL["incrt.prune"]},
 )
 
 
@@ -65,6 +76,36 @@ def test_every_field_comes_back_through_toml(tmp_path: Path) -> None:
         assert all(config[key] != default[key] for key in values)
         assert load_config(saved(tmp_path, config.to_toml())) == config
     assert load_config(saved(tmp_path, default.to_toml())) == default
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"numerics": "repaired"}, "incrt.numerics = 'repaired': does nothing without incrt.criterion = 'published'"),
+        ({"prune": False, "grace": 5}, "incrt.grace = 5: does nothing with incrt.prune = false"),
+        ({"criterion": "random"}, "incrt.births = 0: must be at least 1"),
+        ({"criterion": "random", "births": 1, "warm_up": -1}, "incrt.warm_up = -1"),
+        ({"last_birth": math.inf}, "incrt.last_birth = inf"),
+        ({"certainty": math.inf}, "incrt.certainty = inf"),
+    ],
+)
+def test_settings_of_heads_that_do_nothing_are_refused(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        build_config({f"incrt.{name}": value for name, value in given.items()})
+    assert message in str(caught.value)
+
+
+def test_what_another_criterion_does_not_use_is_known_and_its_intervals_are_its_own() -> None:
+    given: dict[str, Any] = {"cool_down": 7, "warm_up": 8, "grace": 9, "share": 0.5}
+    arms: tuple[tuple[dict[str, Any], list[str]], ...] = (
+        ({"criterion": "demand"}, []),
+        ({"criterion": "published", "numerics": "repaired"}, ["cool_down", "warm_up", "grace"]),
+        ({"criterion": "random", "births": 1}, ["cool_down", "share", "grace"]),
+    )
+    for criterion, unused in arms:
+        assert IncrtConfig(**given, **criterion).unused == [f"incrt.{name}" for name in unused]
+    policies = [IncrtConfig(criterion="published", numerics=name).policy(100) for name in ("author", "repaired")]
+    assert [policy.decide_every for policy in policies] == [5, 50]
 
 
 @pytest.mark.parametrize(

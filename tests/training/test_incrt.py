@@ -41,6 +41,7 @@ ARMS: dict[str, dict[str, Any]] = {
     "demand": {},
     "published": {
         "incrt__criterion": "published", "incrt__last_birth": 18, "incrt__share": 1e-3, "incrt__decide_every": 1,
+        "incrt__seed": 1,
     },
     "repaired": {
         "incrt__criterion": "published", "incrt__numerics": "repaired", "incrt__last_birth": 28, "incrt__share": 1e-3,
@@ -102,6 +103,9 @@ def test_heads_are_born_and_leave_and_the_record_says_so(arms: Runs) -> None:
     heads = [1, 1]
     for entry in decisions(run):
         assert all(len(entry[key]) == 2 for key in ("demand", "noise", "threshold", "rules", "predicted_heads"))
+        assert all(0 <= share <= 1 for share in entry["asymmetry"])
+        assert all(1 <= rank <= run.plan.head_dims[0] for rank in entry["rank"])
+        assert all(noise > 0 for noise in entry["noise"] if noise is not None)
         if entry["event"] == "growth":
             heads[entry["layer"]] += {"birth": 1, "removal": -1, "spare": 0}[entry["action"]]
             assert describe_growth(entry).startswith(
@@ -110,7 +114,7 @@ def test_heads_are_born_and_leave_and_the_record_says_so(arms: Runs) -> None:
                 ]
             )
         assert entry["heads"] == heads
-        assert describe_demand(entry).startswith(f"heads {heads[0]}-{heads[1]}")
+        assert describe_demand(entry, "demand").startswith(f"heads {heads[0]}-{heads[1]}")
     assert Plan.from_dict(newest(run).state["plan"]).heads == tuple(heads)
 
 
@@ -147,11 +151,15 @@ def test_the_loss_does_not_jump_at_a_birth(arms: Runs, data: Path, tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("criterion", "policy"), [("demand", Incrt), ("published", Published), ("random", RandomBirths)]
+    ("settings", "policy"),
+    [
+        ({"incrt__criterion": "demand"}, Incrt),
+        ({"incrt__criterion": "published"}, Published),
+        ({"incrt__criterion": "random", "incrt__births": 1}, RandomBirths),
+    ],
 )
-def test_every_criterion_is_one_word_away(criterion: str, policy: type, data: Path) -> None:
-    config = tiny_config(data, incrt__criterion=criterion)
-    assert type(config.incrt.policy(1000)) is policy
+def test_every_criterion_is_a_word_or_two_away(settings: dict[str, Any], policy: type, data: Path) -> None:
+    assert type(tiny_config(data, **settings).incrt.policy(1000)) is policy
 
 
 def test_random_births_come_as_many_as_asked_for(arms: Runs) -> None:
@@ -163,7 +171,10 @@ def test_the_published_criterion_logs_the_same_facts(arms: Runs) -> None:
     for arm in ("published", "repaired"):
         assert "birth" in actions(arms(arm))
         for entry in decisions(arms(arm)):
-            assert all(len(entry[key]) == 2 for key in ("demand", "noise", "threshold", "rules", "predicted_heads"))
+            facts = ("demand", "noise", "threshold", "rules", "predicted_heads", "asymmetry")
+            assert all(len(entry[key]) == 2 for key in facts)
+            had = [count - (entry.get("action") == "birth") for count in entry["heads"]]
+            assert all(p["count"] >= h for p, h in zip(entry["predicted_heads"], had, strict=True))  # heads, not births
 
 
 # --- resume (oracle 23) ----------------------------------------------------------------------------------------------
@@ -242,10 +253,10 @@ def test_lines_show_what_they_are_told(capsys: pytest.CaptureFixture[str]) -> No
 
 def test_demand_in_words() -> None:
     event = {"heads": [1, 2], "demand": [0.05, 0.3], "noise": [0.01, 0.0512], "threshold": [0.1, 0.1]}
-    assert describe_demand(event) == "heads 1-2 demand 0.30 ± 0.051 of 0.10 in L1"
+    assert describe_demand(event, "demand") == "heads 1-2 demand 0.30 ± 0.051 of 0.10 in L1"
     one = {"heads": [3], "demand": [0.05], "noise": [None], "threshold": [0.1]}
-    assert describe_demand(one) == "heads 3 demand 0.05 of 0.10"
-    assert describe_demand({**one, "demand": [None]}) == "heads 3"
+    assert describe_demand(one, "published") == "heads 3 energy 0.05 of 0.10"
+    assert describe_demand({**one, "demand": [None]}, "random") == "heads 3"
 
 
 # --- what cannot be --------------------------------------------------------------------------------------------------
@@ -265,7 +276,8 @@ def test_demand_in_words() -> None:
         ({"incrt__warm_up": 5000}, "updates births end after 14, and the first could come after 5001"),
         ({"incrt__last_birth": 0.0}, "incrt.last_birth = 0.0"),
         ({"incrt__numerics": "exact"}, "incrt.numerics = 'exact'"),
-        ({"model__heads": 4, "model__kv_group": 2}, "kv_heads = 2: must be 1 or 4 for heads to come and go"),
+        ({"model__heads": 4, "model__kv_group": 2}, "model.kv_group = 2: must be 1 (or as many as there are heads, 2 "),
+        ({"incrt__max_heads": 1}, "incrt.max_heads = 1: must be above the heads that every layer has at the start, 1"),
         ({"growth__layers": [1], "growth__heads": "all"}, "growth.policy = 'incrt'"),
     ],
 )

@@ -22,6 +22,7 @@ from meristem.evaluation.classification import spread_rows
 from meristem.evaluation.held_out import held_out_windows
 from meristem.growth.incrt import Incrt, IncrtState
 from meristem.growth.measuring import Batch, Batches
+from meristem.growth.outcome import expected_heads
 from meristem.model import Classifier
 from meristem.training.checkpoint import checkpoint_name, read_json, write_atomically
 from meristem.training.devices import autocast, describe_device
@@ -165,10 +166,5 @@ def _policy(loaded: LoadedRun) -> tuple[Incrt, IncrtState | None]:
 
 def _predicted(loaded: LoadedRun) -> list[dict[str, float] | None]:
     """How many heads the run let one expect when it first knew, of every layer; None if it did not say."""
-    layers = len(loaded.model.plan.layers)
-    for entry in loaded.folder.read(loaded.folder.events):
-        # Before the threshold is known there is nothing to count against.
-        known = [value is not None for value in entry.get("threshold", ())]
-        if len(entry.get("predicted_heads", ())) == len(known) == layers and all(known):
-            return list(entry["predicted_heads"])
-    return [None] * layers
+    expected = expected_heads(loaded.folder.read(loaded.folder.events))
+    return [None] * len(loaded.model.plan.layers) if expected is None else [*expected]

@@ -51,6 +51,18 @@ class DemandReading:
     feeds: int
 
 
+@dataclass(frozen=True)
+class DemandForm:
+    """Of one layer's scout, whose scores are x M y: the antisymmetric share |M_a| / |M|, and the rank of M.
+
+    The rank counts singular values by how even they are: the square of the sum of their squares by the sum of their
+    fourth powers.
+    """
+
+    asymmetry: float
+    rank: float
+
+
 class DemandGauge:
     """Follows the demand of `layers` layers of `width`.
 
@@ -145,6 +157,15 @@ class DemandGauge:
         """Query and key projections (e, d) of the head that is asked for, each of Frobenius norm sqrt(e)."""
         query, key = (look.T * math.sqrt(self.head_dim) / look.norm() for look in self.looks[:, layer])
         return query, key
+
+    def forms(self) -> list[DemandForm]:
+        """Of where every layer's scout looks. M = Q K', so products of heads' size, in float64, say all."""
+        query, key = self.looks.double().cpu()
+        across, square = key.mT @ query, query.mT @ query @ (key.mT @ key)
+        size, turned, fourth = (_trace(matrix) for matrix in (square, across @ across, square @ square))
+        asymmetry = ((size - turned) / (2 * size).clamp(min=1e-300)).clamp(min=0).sqrt()
+        rank = size.square() / fourth.clamp(min=1e-300)
+        return [DemandForm(*form) for form in zip(asymmetry.tolist(), rank.tolist(), strict=True)]
 
     def spectra(self, earlier: Tensor, feeds: int) -> list[list[float]]:
         """Of every layer, the singular values of the output map that is asked for, the largest first.
@@ -263,6 +284,10 @@ def _coarse_products() -> Iterator[None]:
         yield
     finally:
         torch.set_float32_matmul_precision(before)
+
+
+def _trace(matrices: Tensor) -> Tensor:
+    return matrices.diagonal(dim1=1, dim2=2).sum(-1)
 
 
 def _unit(matrices: Tensor) -> Tensor:

@@ -52,7 +52,11 @@ class Decision(Protocol):
 
 
 class Criterion(Protocol):
-    """What `HeadGrowth` asks. `silent` updates at the start show the model without attention; some never `see`."""
+    """What `HeadGrowth` asks. `silent` updates at the start show the model without attention; some never `see`.
+
+    What is only recorded of every layer: the heads that the first measurement `predicted`, and the `form` of what was
+    measured, the antisymmetric share |M_a| / |M| of the scores' bilinear form and its effective rank.
+    """
 
     silent: int
     sees: bool
@@ -72,6 +76,8 @@ class Criterion(Protocol):
     def removed(self, done: int, layer: int, head: int, *, grown: bool) -> None: ...
 
     def predicted(self) -> list[dict[str, float]]: ...
+
+    def form(self) -> dict[str, list[float]]: ...
 
     def tensors(self) -> dict[str, Tensor]: ...
 
@@ -146,6 +152,10 @@ class Demand:
 
     def predicted(self) -> list[dict[str, float]]:
         return [self.policy.predicted(spectrum) for spectrum in self.spectra]
+
+    def form(self) -> dict[str, list[float]]:
+        forms = self._by_layer(lambda group: group.gauge.forms())
+        return {"asymmetry": [form.asymmetry for form in forms], "rank": [form.rank for form in forms]}
 
     def tensors(self) -> dict[str, Tensor]:
         return {f"{dim}.{name}": t for dim, group in self.groups.items() for name, t in group.tensors().items()}
@@ -246,7 +256,12 @@ class Energy:
         self.gauge.removed(layer, head)
 
     def predicted(self) -> list[dict[str, float]]:
-        return [asdict(reading.predicted) for reading in self.readings]
+        heads = zip(self.readings, self.model.plan.heads, strict=True)  # those there are, and the births to come
+        return [{name: have + more for name, more in asdict(r.predicted).items()} for r, have in heads]
+
+    def form(self) -> dict[str, list[float]]:
+        heads = [[head.asymmetry for head in reading.heads] for reading in self.readings]
+        return {"asymmetry": [sum(layer) / len(layer) for layer in heads]}
 
     def tensors(self) -> dict[str, Tensor]:
         return self.gauge.tensors()
@@ -292,6 +307,9 @@ class Chance:
 
     def predicted(self) -> list[dict[str, float]]:
         return []
+
+    def form(self) -> dict[str, list[float]]:
+        return {}
 
     def tensors(self) -> dict[str, Tensor]:
         return {}

@@ -116,6 +116,7 @@ class HeadGrowth:
             "threshold": [finite(reading.threshold) for reading in decision.relative],
             "rules": list(decision.rules),
             "predicted_heads": self.criterion.predicted(),
+            **{name: [finite(value) for value in layers] for name, layers in self.criterion.form().items()},
         }
 
     def _prune(self, event: dict[str, Any], tokens: Tensor, labels: Tensor, fresh: Fresh | None) -> Growth:
@@ -172,17 +173,20 @@ class HeadGrowth:
         weight = self.model.stack[layer].attention.out.weight
         old, new = weight.clone(), moments.folded(weight, head)
         sums = torch.zeros(3, device=weight.device, dtype=torch.float64)
-        for tokens, labels in batches:
+        try:
+            for tokens, labels in batches:
+                weight.copy_(old)
+                with_head = self.model.loss(tokens, labels).double()
+                weight.copy_(new)
+                without = self.model.loss(tokens, labels).double()
+                sums += len(tokens) * torch.stack((with_head, without, torch.ones_like(without)))
+                if sums[2] * world() >= self.trials.sequences:
+                    break
+        finally:
             weight.copy_(old)
-            with_head = self.model.loss(tokens, labels).double()
-            weight.copy_(new)
-            without = self.model.loss(tokens, labels).double()
-            sums += len(tokens) * torch.stack((with_head, without, torch.ones_like(without)))
-            if sums[2] * world() >= self.trials.sequences:
-                break
         before, after, count = sum_over_ranks(sums).tolist()
-        if not self.trials.passes(before / count, after / count):
-            weight.copy_(old)
+        if self.trials.passes(before / count, after / count):
+            weight.copy_(new)
         return before / count, after / count
 
     # --- state ------------------------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +14,17 @@ def check_rule(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> None:
     for name in {**mine, **theirs}:
         if mine.get(name) != theirs.get(name):
             raise InputError(f"policy.{name}", mine.get(name), f"must be {theirs.get(name)!r}, as in the state")
+
+
+def expected_heads(events: Iterable[Mapping[str, Any]]) -> list[dict[str, float]] | None:
+    """How many heads of every layer the first measurement let one expect; None if no event says so.
+
+    Before the thresholds are known there is nothing to count against.
+    """
+    for event in events:
+        if event.get("predicted_heads") and all(value is not None for value in event["threshold"]):
+            return list(event["predicted_heads"])
+    return None
 
 
 @dataclass(frozen=True)

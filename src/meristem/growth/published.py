@@ -217,8 +217,9 @@ class RandomBirths:
 
     def __post_init__(self) -> None:
         _check_times(self.feed_every, self.decide_every, self.max_heads)
-        if self.births < 0:
-            raise InputError("births", self.births, "must be 0 or above")
+        for field in ("births", "warm_up"):
+            if getattr(self, field) < 0:
+                raise InputError(field, getattr(self, field), "must be 0 or above")
         if self.births > len(self._times):
             span = f"from {self.warm_up} to {self.last_birth}, {self.decide_every} updates apart"
             raise InputError("births", self.births, f"must be at most {len(self._times)}, the decisions {span}")

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from meristem.training.display import describe_growth
+from meristem.growth.outcome import expected_heads
+from meristem.training.display import MEASURES, describe_growth
 
 Entry = Mapping[str, Any]  # a line of events.jsonl
 Curve = Sequence[tuple[int, float]]
 
 CHANGES = ("birth", "removal")  # actions
 
-MEASURES = {"demand": "demand", "published": "energy"}  # by criterion; births at random times measure nothing
 HINT = "predicted: a head for each direction that the first demand asked for; no more than a hint on text"
 
 
@@ -86,9 +86,9 @@ class HeadHistory:
 
         None where there is nothing to expect heads of, because no demand was ever certain.
         """
-        measured = [entry["predicted_heads"] for entry in self.decisions if _is_measured(entry)]
+        expected = expected_heads(self.decisions)
         known = [any(math.isfinite(reading.demand) for reading in readings) for readings in self.readings]
-        return [int(measured[0][layer]["count"]) if measured and known[layer] else None for layer in self.layers]
+        return [int(expected[layer]["count"]) if expected and known[layer] else None for layer in self.layers]
 
     def lines(self) -> list[str]:
         """What grew, when and why, in plain words."""
@@ -137,11 +137,6 @@ def counted(count: int, name: str) -> str:
 
 def _loss_text(loss: float | None) -> str:
     return "not finite" if loss is None else f"{loss:.4g}"
-
-
-def _is_measured(entry: Entry) -> bool:
-    """Whether the threshold was known, and with it what to expect."""
-    return bool(entry["threshold"]) and all(value is not None for value in entry["threshold"])
 
 
 def _number(value: float | None) -> float:

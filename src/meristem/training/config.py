@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import math
 import tomllib
 import types
 from collections.abc import Mapping, Sequence
@@ -193,6 +194,10 @@ class GrowthConfig:
             raise in_growth(error) from None
 
 
+OF_DEMAND = ("calibration", "cool_down", "warm_up", "certainty", "steady", "plateau", "hits", "feeds")
+OF_PRUNING = ("grace", "redundant", "tolerance")
+
+
 @dataclass(frozen=True)
 class IncrtConfig:
     """Heads that are born and leave during training (`growth.policy = "incrt"`). Times are updates."""
@@ -201,7 +206,7 @@ class IncrtConfig:
     numerics: str = "author"  # of the published criterion; or repaired
     births: int = 0  # at random times
     feed_every: int | None = None  # between two looks at what the task asks of attention; 5 if not given
-    decide_every: int | None = None  # 50 if not given, as published 5
+    decide_every: int | None = None  # 50 if not given, by the published criterion with the author's numerics 5
     calibration: int = Incrt.calibration  # updates at the start in which the demand without attention is measured
     cool_down: int = Incrt.cool_down  # between two changes, anywhere in the network
     warm_up: int = Incrt.warm_up  # before the first
@@ -220,13 +225,36 @@ class IncrtConfig:
     seed: int = Incrt.seed
 
     def __post_init__(self) -> None:
-        if not self.last_birth > 0:
-            raise InputError("incrt.last_birth", self.last_birth, "must be above 0")
+        if not 0 < self.last_birth < math.inf:
+            raise InputError("incrt.last_birth", self.last_birth, "must be above 0 and finite")
+        if not self.certainty < math.inf:
+            raise InputError("incrt.certainty", self.certainty, "must be a number below infinity")
         if self.criterion not in ("demand", "published", "random"):
             raise InputError("incrt.criterion", self.criterion, "must be one of demand, published, random")
         if self.births and self.criterion != "random":
             raise InputError("incrt.births", self.births, "is the number of births at random times: criterion = random")
+        if self.criterion == "random" and not self.births:
+            raise InputError("incrt.births", self.births, "must be at least 1 with incrt.criterion = 'random'")
         self.policy(ENDLESS)  # refuses bad values
+        idle = {} if self.criterion == "published" else {"numerics": "without incrt.criterion = 'published'"}
+        if not self.prune:
+            idle |= dict.fromkeys(OF_PRUNING, "with incrt.prune = false")
+        for name, reason in idle.items():
+            if self._is_given(name):
+                raise InputError(f"incrt.{name}", getattr(self, name), f"does nothing {reason}; leave it out")
+
+    @property
+    def unused(self) -> list[str]:
+        """Settings of the demand that were given although another criterion decides, which has no use for them."""
+        if self.criterion == "demand":
+            return []
+        random = self.criterion == "random"
+        used = ("warm_up",) if random else ("share", "prune")
+        names = {*OF_DEMAND, *OF_PRUNING, "share", "prune"} - {*used}
+        return [f"incrt.{field.name}" for field in fields(self) if field.name in names and self._is_given(field.name)]
+
+    def _is_given(self, name: str) -> bool:
+        return getattr(self, name) != getattr(type(self), name)
 
     def policy(self, steps: int) -> Policy:
         """The policy for a run of so many updates."""
@@ -237,7 +265,8 @@ class IncrtConfig:
         try:
             check_numerics(self.numerics)  # also those that another criterion does not use
             if self.criterion == "published":
-                return Published(self.numerics, prune=self.prune, **share, **common)
+                usual = {"decide_every": 50} if self.numerics == "repaired" else {}
+                return Published(self.numerics, prune=self.prune, **share, **{**usual, **common})
             if self.criterion == "random":
                 return RandomBirths(self.births, warm_up=self.warm_up, **common)
             return Incrt(

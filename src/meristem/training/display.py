@@ -58,7 +58,10 @@ def _describe_head(event: dict[str, Any]) -> str:
     return f"{done} ({event['rule']})"
 
 
-def describe_demand(event: dict[str, Any]) -> str:
+MEASURES = {"demand": "demand", "published": "energy"}  # by criterion; births at random times measure nothing
+
+
+def describe_demand(event: dict[str, Any], criterion: str) -> str:
     """The heads of all layers, and the demand of the layer that is nearest to a birth, or farthest above."""
     measured = zip(event["demand"], event["noise"], event["threshold"], strict=True)
     known = [
@@ -71,7 +74,7 @@ def describe_demand(event: dict[str, Any]) -> str:
         return heads
     _, demand, noise, threshold, layer = max(known)
     where = f" in L{layer}" if len(event["heads"]) > 1 else ""
-    return f"{heads} demand {demand:.2f}{noise} of {threshold:.2f}{where}"
+    return f"{heads} {MEASURES[criterion]} {demand:.2f}{noise} of {threshold:.2f}{where}"
 
 
 def describe_time(seconds: float) -> str:

@@ -24,8 +24,8 @@ def starting_plan(config: Config, plan: Plan) -> Plan:
     if plan.context < 2 and (growth.observe or growth.policy != "none"):
         raise InputError("model.context", plan.context, "must be at least 2: one token has no entropy")
     if growth.policy == "incrt":
-        check_growable(plan)
-        _check_time(config)
+        _check_keys(config, plan)
+        _check_growth(config, plan)
     if growth.policy != "sgt":
         return plan
     if plan.is_looped:
@@ -47,9 +47,23 @@ def starting_plan(config: Config, plan: Plan) -> Plan:
         raise in_growth(error) from None
 
 
-def _check_time(config: Config) -> None:
-    """Refuse a run that is over before a head could be born."""
+def _check_keys(config: Config, plan: Plan) -> None:
+    """Refuse layers that cannot be given heads, by the setting that made them so."""
+    try:
+        check_growable(plan)
+    except InputError as error:
+        if error.field != "kv_heads" or config.model.plan is not None:
+            raise
+        expected = f"must be 1 (or as many as there are heads, 2 at least) for heads to come and go: {error}"
+        raise InputError("model.kv_group", config.model.kv_group, expected) from None
+
+
+def _check_growth(config: Config, plan: Plan) -> None:
+    """Refuse a run in which no head could be born or leave, or that is over before one could be born."""
     policy = config.incrt.policy(config.train.steps)
+    if 0 < policy.max_heads <= min(plan.heads) and (max(plan.heads) == 1 or not config.incrt.prune):
+        expected = f"must be above the heads that every layer has at the start, {min(plan.heads)}, or 0 for no limit"
+        raise InputError("incrt.max_heads", policy.max_heads, expected)
     if isinstance(policy, Incrt) and policy.first_birth > policy.last_birth:
         raise InputError(
             "incrt.last_birth", config.incrt.last_birth,

@@ -84,7 +84,7 @@ class Recorder:
         if event["event"] == "growth":
             self.display.note(f"step {step}: {describe_growth(event)}")
         if "demand" in event:
-            self.display.status(describe_demand(event))
+            self.display.status(describe_demand(event, self.config.incrt.criterion))
         self._warn(step, event)
 
     def observation(self, step: int, facts: dict[str, Any]) -> None:
