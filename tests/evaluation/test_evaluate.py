@@ -146,6 +146,12 @@ def test_data_of_another_tokenizer_are_refused(run: RunFolder, tmp_path: Path) -
         evaluate_run(run.path, data=tmp_path / "data", device="cpu")
 
 
+def test_a_file_is_no_data_of_a_language_model(run: RunFolder, tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text("text,label\na,b\n", encoding="utf-8")
+    with pytest.raises(InputError, match=r"data = .*rows.csv.*is a file"):
+        evaluate_run(run.path, data=tmp_path / "rows.csv", device="cpu")
+
+
 def test_the_loss_does_not_depend_on_the_batch(run: RunFolder) -> None:
     model, windows = load_run(run.path, device="cpu").decoder, windows_of(run, 7)
     losses = [held_out_loss(model, windows, batch=batch, device=CPU) for batch in (1, 3, 7, 100)]

@@ -60,6 +60,9 @@ def evaluate_run(
     loaded = load_run(run, step=step, device=device, report=lambda text: print(text, file=sys.stderr))
     model = loaded.decoder
     folder = Path(loaded.config.data.path) if data is None else data
+    if folder.is_file():
+        expected = "is a file; a language model is measured on a folder that `meristem data prepare` has made"
+        raise InputError("data", str(folder), expected)
     tokens = TokenData.open(folder)
     if tokens.index.tokenizer.digest != loaded.tokenizer.digest:
         raise InputError("data", str(folder), "was made with another tokenizer than this run's")
