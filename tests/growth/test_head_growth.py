@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from meristem.errors import InputError
-from meristem.gauges.demand import DemandGauge
+from meristem.gauges.demand import DemandGauge, DemandReading
 from meristem.gauges.energy import EnergyGauge, EnergyReading
 from meristem.growth import Incrt, Pruning, Published, RandomBirths
 from meristem.growth.criteria import Demand, Policy, Seen
 from meristem.growth.head_growth import HeadGrowth
-from meristem.growth.measuring import look
+from meristem.growth.measuring import Batches, look
 from meristem.growth.outcome import Growth
 from meristem.model import Decoder
 from meristem.plan import LayerPlan, Loop, Plan
@@ -29,6 +29,7 @@ EAGER: dict[str, Any] = {
     "feed_every": 1, "decide_every": 1, "calibration": 2, "cool_down": 1, "warm_up": 1, "certainty": -math.inf,
     "share": 1e-9, "steady": -math.inf, "plateau": 1.0, "hits": 1, "feeds": 1,
 }  # fmt: skip
+ASKING = DemandReading(certainty=9.0, slope=1.0, feeds=100)
 
 
 def grown(policy: Policy, steps: int, heads: int = 1, **shape: Any) -> tuple[Student, HeadGrowth, list[dict[str, Any]]]:
@@ -53,6 +54,21 @@ def test_incrt_oracle_13_no_birth_changes_what_a_model_says() -> None:
         assert torch.equal(model(tokens), before)
         assert model.plan.heads[0] >= heads
     assert model.plan.heads[0] > 1
+
+
+def test_incrt_oracle_13_a_birth_in_a_larger_layer_changes_logits_by_rounding_at_most() -> None:
+    """With 4 heads of 64 dims a library may add the same terms in another order."""
+    layer = LayerPlan(4, 64, 4)
+    model, growth = growing(Plan(width=256, vocabulary=32, context=8, feed_forward=64, layers=(layer,)), Incrt())
+    with torch.no_grad():
+        before, loss = model(text(9)[0]).logits, model.loss(*text(9))
+        growth._bear(0)
+        after = model(text(9)[0]).logits
+        assert before is not None
+        assert after is not None
+        assert model.plan.heads == (5,)
+        assert float((after - before).abs().max() / before.abs().max()) < 1e-6
+        torch.testing.assert_close(model.loss(*text(9)), loss, rtol=1e-6, atol=0)
 
 
 def test_incrt_oracle_15_a_duplicate_leaves_and_the_others_stand_in_for_it() -> None:
@@ -91,6 +107,106 @@ def test_a_head_that_is_needed_is_spared() -> None:
     assert spared
     assert all(event["loss_without"] > event["loss_with"] for event in spared)
     assert model.plan.heads == (2,)
+
+
+def on_trial(**settings: Any) -> tuple[Student, HeadGrowth]:
+    """A student of two heads, of which its next step tries to do without one."""
+    task, model = Task(heads=2, width=16, length=6), Student(16, 6, 4, heads=2)
+    trial = Pruning(grace=0, patience=1, redundant=1.0, **settings)
+    growth = HeadGrowth(model, None, Incrt(**{**EAGER, "certainty": math.inf}, pruning=trial))
+    for step in range(2):
+        growth.step(*task.batch(16, step))
+    return model, growth
+
+
+def assert_unchanged(model: Student, before: dict[str, Tensor]) -> None:
+    after = model.state_dict()
+    assert after.keys() == before.keys()
+    assert all(torch.equal(tensor, before[name]) for name, tensor in after.items())
+
+
+def test_a_trial_that_fails_leaves_no_trace_in_the_model() -> None:
+    model, growth = on_trial()
+    before = copy.deepcopy(model.state_dict())
+    tokens, _ = Task(heads=2, width=16, length=6).batch(16, 2)
+    (event,) = growth.step(tokens, model(tokens).detach()).events  # of which every head writes a part
+    assert event["action"] == "spare"
+    assert event["loss_with"] == 0 < event["loss_without"]
+    assert_unchanged(model, before)
+
+
+def test_a_trial_that_breaks_off_leaves_no_trace_in_the_model() -> None:
+    """Also where the head would have gone: by then the others stand in for it."""
+    task = Task(heads=2, width=16, length=6)
+    model, growth = on_trial(tolerance=1.0)
+    before = copy.deepcopy(model.state_dict())
+
+    def broken() -> Batches:
+        yield task.batch(16, 3)
+        raise OSError("no more")
+
+    with pytest.raises(OSError, match="no more"):
+        growth.step(*task.batch(16, 2), broken)
+    assert_unchanged(model, before)
+
+
+def test_a_trial_is_on_fresh_batches_and_on_as_many_as_it_needs() -> None:
+    task = Task(heads=2, width=16, length=6)
+    model, growth = on_trial(tolerance=1.0, sequences=24)
+    batches = [task.batch(size, number) for number, size in enumerate((16, 8, 16), 10)]
+
+    def loss() -> float:
+        return sum(float(model.loss(*batch).detach()) * len(batch[0]) for batch in batches[:2]) / 24
+
+    given, before = iter(batches), loss()
+    (event,) = growth.step(*task.batch(16, 2), lambda: given).events
+    assert event["action"] == "removal"
+    assert event["loss_with"] == pytest.approx(before, rel=1e-5)
+    assert event["loss_without"] == pytest.approx(loss(), rel=1e-5)
+    assert len(list(given)) == 1
+
+
+def test_a_trial_is_on_the_present_batch_where_no_other_is_given() -> None:
+    batch = Task(heads=2, width=16, length=6).batch(16, 2)
+    model, growth = on_trial(tolerance=1.0)
+    before = float(model.loss(*batch).detach())
+    (event,) = growth.step(*batch).events
+    assert event["action"] == "removal"
+    assert event["loss_with"] == pytest.approx(before, rel=1e-5)
+    assert event["loss_without"] == pytest.approx(float(model.loss(*batch).detach()), rel=1e-5)
+
+
+def test_the_threshold_doubles_where_a_head_that_was_born_leaves_and_only_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Incrt.md D11: a newborn writes least, and is the first that can be done without."""
+    monkeypatch.setattr(Demand, "readings", lambda criterion: [ASKING])
+    trial = Pruning(grace=0, patience=1, redundant=1.0, tolerance=1.0)
+    share = EAGER["share"]
+    _, _, events = grown(Incrt(**EAGER, last_birth=4, pruning=trial), 6)
+    assert [(event.get("action"), event["threshold"]) for event in events] == [
+        (None, [share]), ("birth", [share]), ("removal", [share]), (None, [2 * share]),
+    ]  # fmt: skip
+    assert events[2]["head"] == 1
+    _, _, events = grown(Incrt(**EAGER, last_birth=2, pruning=trial), 4, heads=2)
+    assert [(event.get("action"), event["threshold"]) for event in events] == [("removal", [share]), (None, [share])]
+
+
+def test_no_layer_has_more_heads_than_it_may_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Demand, "readings", lambda criterion: [ASKING])
+    model, _, events = grown(Incrt(**EAGER, prune=False, max_heads=3), 12)
+    assert [event.get("action") for event in events] == [None, "birth", "birth", *[None] * 7]
+    assert model.plan.heads == (3,)
+
+
+def test_an_event_has_the_standard_error_of_the_demand() -> None:
+    """Relative to the largest demand, as the demand itself is."""
+    _, growth, events = grown(Incrt(**EAGER, last_birth=2, prune=False), 20)
+    assert isinstance(growth.criterion, Demand)
+    (reading,), (layer,) = growth.criterion.readings(), growth.criterion.state.layers
+    assert events[-1]["demand"] == [pytest.approx(reading.slope / layer.largest)]
+    assert events[-1]["noise"] == [pytest.approx(reading.slope / reading.certainty / layer.largest)]
+    assert events[-1]["noise"][0] > 0
 
 
 @pytest.mark.parametrize("policy", [Incrt(**EAGER, prune=False), Published("repaired", feed_every=1)])
