@@ -395,3 +395,14 @@ def test_memory_does_not_depend_on_batch_or_length() -> None:
         return sum(tensor.numel() for tensor in tensors)
 
     assert held(2, 4) == held(9, 11) <= 2 * (16 * 16 + 8 * 16 * 4 + 4 * 4 + 5)
+
+
+def test_the_form_of_a_scout_by_its_definition() -> None:
+    gauge = DemandGauge(2, 12, rotary_table(4, 8), seed=3)
+    gauge.looks[:, 1] = torch.eye(12)[:, :4]  # symmetric, with four equal singular values
+    for form, query, key in zip(gauge.forms(), *gauge.looks.double(), strict=True):
+        matrix = query @ key.T
+        squares = torch.linalg.svdvals(matrix).square()
+        assert form.asymmetry == pytest.approx(float((matrix - matrix.T).norm() / (2 * matrix.norm())), abs=1e-9)
+        assert form.rank == pytest.approx(float(squares.sum().square() / squares.square().sum()))
+    assert (gauge.forms()[1].asymmetry, gauge.forms()[1].rank) == pytest.approx((0, 4))

@@ -16,7 +16,7 @@ Curve = Sequence[tuple[int, float]]
 
 CHANGES = ("birth", "removal")  # actions
 
-HINT = "predicted: a head for each direction that the first demand asked for; no more than a hint on text"
+HINT = "predicted: one head for each direction that the first demand asked for; real heads write several"
 
 
 @dataclass(frozen=True)
