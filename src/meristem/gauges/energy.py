@@ -94,20 +94,6 @@ def residual_operator(second: Tensor, turning: Tensor, stored: Tensor) -> Tensor
     return without(without((product + product.mT) / 2, stored).mT, stored)
 
 
-def residual_product(vectors: Tensor, tokens: Tensor, heads: Projections, stored: Tensor) -> Tensor:
-    """That operator times columns (d, n), for C = tokens^T tokens / N, with no matrix of d x d ever formed."""
-    left, right = (part.flatten(0, 1) for part in heads.factors)
-
-    def turned(columns: Tensor) -> Tensor:
-        return left.T @ (right @ columns)
-
-    def weighed(columns: Tensor) -> Tensor:
-        return tokens.T @ (tokens @ columns) / len(tokens)
-
-    inside = without(vectors, stored)
-    return without(weighed(turned(inside)) - turned(weighed(inside)), stored) / 2
-
-
 def rayleigh(operator: Tensor, vectors: Tensor) -> Tensor:
     """The Rayleigh quotients (..., n) of columns (..., d, n); 0 for a column of zeros."""
     size = vectors.square().sum(-2).clamp(min=torch.finfo(vectors.dtype).tiny)
