@@ -176,6 +176,12 @@ def test_a_trial_is_on_the_present_batch_where_no_other_is_given() -> None:
     assert event["loss_without"] == pytest.approx(float(model.loss(*batch).detach()), rel=1e-5)
 
 
+def test_a_trial_on_nothing_is_refused() -> None:
+    _, growth = on_trial(tolerance=1.0)
+    with pytest.raises(InputError, match="fresh = 'no batch'"):
+        growth.step(*Task(heads=2, width=16, length=6).batch(16, 2), lambda: iter(()))
+
+
 def test_the_threshold_doubles_where_a_head_that_was_born_leaves_and_only_there(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

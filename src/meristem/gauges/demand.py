@@ -90,6 +90,8 @@ class DemandGauge:
         self.moments = torch.zeros(2, *self.looks.shape, **self.place)  # Adam's, of the looks
         self.outputs = _LowRank(layers, width, self.head_dim, generator, self.place)
         self.sums = torch.zeros(4, layers, **self.place)  # of gains, their variance, sizes, sequences
+        # Of these at a feed: the variance of a weighted sum has the squares of the weights.
+        self.kept = torch.tensor([[TEST_MEMORY], [TEST_MEMORY**2], [TEST_MEMORY], [TEST_MEMORY]], **self.place)
         self.feeds = torch.zeros(layers, **self.place)
 
     def reset(self, layers: Iterable[int]) -> None:
@@ -230,7 +232,10 @@ class DemandGauge:
     def _test(self, gains: Tensor, gain: Tensor, size: Tensor, sequences: Tensor) -> None:
         """How much the scouts would gain on a batch from which they have not learnt yet."""
         spread = sum_over_ranks((gains - (gain / sequences)[:, None]).square().sum(1))
-        self.sums = TEST_MEMORY * self.sums + torch.stack((gain, spread, size, sequences.expand_as(gain)))
+        # Means were taken out twice over the sequences, of gradients and of what is read, which makes their gains more
+        # alike than chance would. One or two sequences say nothing of chance: then all of the gain may be.
+        variance = torch.where(sequences > 2, spread * sequences / (sequences - 2).clamp(min=1), gain.square())
+        self.sums = self.kept * self.sums + torch.stack((gain, variance, size, sequences.expand_as(gain)))
 
     def _climb(self, slope: Tensor) -> None:
         """A step of Adam, upwards."""

@@ -185,6 +185,8 @@ class HeadGrowth:
         finally:
             weight.copy_(old)
         before, after, count = sum_over_ranks(sums).tolist()
+        if not count:
+            raise InputError("fresh", "no batch", "must give batches to try a head on")
         if self.trials.passes(before / count, after / count):
             weight.copy_(new)
         return before / count, after / count
