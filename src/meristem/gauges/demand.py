@@ -13,7 +13,6 @@ Cholesky factors as small as a head; nothing is read back from the device betwee
 from __future__ import annotations
 
 import math
-import random
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from torch.utils.checkpoint import checkpoint
 from meristem.model.fused import rotate
 from meristem.model.rotary import RotaryPair
 from meristem.ranks import sum_over_ranks
+from meristem.seeds import own_seed
 
 MEMORY = 0.95  # of what a scout would write, per feed
 TEST_MEMORY = 0.97  # of the sums that a decision reads, per feed
@@ -97,7 +97,7 @@ class DemandGauge:
     def reset(self, layers: Iterable[int]) -> None:
         """Start again in some layers, as after a change there."""
         self.resets += 1
-        generator = torch.Generator().manual_seed(random.Random(f"{self.seed}-{self.resets}").getrandbits(32))
+        generator = torch.Generator().manual_seed(own_seed(f"{self.seed}-{self.resets}"))
         looks = self._drawn(generator)
         for layer in layers:
             self.looks[:, layer] = looks[:, layer]

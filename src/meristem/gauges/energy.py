@@ -14,7 +14,6 @@ before the first birth, however many heads the task needs. They are here to be c
 from __future__ import annotations
 
 import math
-import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -26,6 +25,7 @@ from torch.nn.functional import pad
 from meristem.errors import InputError
 from meristem.plan import LayerPlan
 from meristem.ranks import rank, sum_over_ranks
+from meristem.seeds import own_seed
 
 NUMERICS = ("author", "repaired")
 CALIBRATION = 16  # feeds at the start, whose median says where a layer begins
@@ -452,7 +452,7 @@ class EnergyGauge:
 
     def _restart(self, layer: int) -> None:
         """Trackers of a layer at random, across the stored directions; the lower one also across the upper one."""
-        generator = torch.Generator().manual_seed(random.Random(f"{self.seed}-{self.restarts}").getrandbits(32))
+        generator = torch.Generator().manual_seed(own_seed(f"{self.seed}-{self.restarts}"))
         self.restarts += 1
         drawn = torch.randn(self.width, 3, generator=generator).to(**self.place)
         for _ in range(2):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import random
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
@@ -24,6 +23,7 @@ from meristem.growth.surgery import Model, add_head, remove_head
 from meristem.plan import Plan
 from meristem.ranks import from_first_rank, mean_over_ranks, require_equal, sum_over_ranks, world
 from meristem.records import finite
+from meristem.seeds import own_seed
 
 LOSS_MEMORY = 0.9  # per feed
 
@@ -153,7 +153,7 @@ class HeadGrowth:
     def _bear(self, layer: int) -> None:
         """A head that looks for what is asked for, half of it at random, and writes nothing yet."""
         attention = self.model.stack[layer].attention
-        seed = random.Random(f"{self.policy.seed}-{self.done}-{layer}").getrandbits(32)
+        seed = own_seed(f"{self.policy.seed}-{self.done}-{layer}")
         weights = attention.qkv.weight.detach(), attention.out.weight.detach()
         head = newborn_head(attention.layer, *weights, self.criterion.directions(layer), seed)
         add_head(self.model, self.optimizer, AddHead(layer, head))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -10,6 +9,7 @@ import torch
 from torch import Tensor
 
 from meristem.errors import InputError
+from meristem.seeds import own_seed
 
 TASKS = ("teacher", "bag", "noise")
 SHARPNESS = 2.5  # standard deviation of the teacher's scores
@@ -60,7 +60,7 @@ class Task:
 
     def _generator(self, purpose: str) -> torch.Generator:
         # A generator of torch looks at 32 bits of its seed only: seeds that are put together bit by bit would be equal.
-        return torch.Generator().manual_seed(random.Random(f"{self.seed}, {purpose}").getrandbits(32))
+        return torch.Generator().manual_seed(own_seed(f"{self.seed}, {purpose}"))
 
     @cached_property
     def _directions(self) -> Tensor:

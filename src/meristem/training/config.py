@@ -162,9 +162,7 @@ class GrowthConfig:
             expected = f"together with growth.window = {self.window} is more than the run"
             raise InputError("growth.start", self.start, expected)
         self.sgt()  # refuses bad values; whether there is time to grow is seen when the run's length is known
-        for name, reason in self._idle.items():
-            if getattr(self, name) != getattr(type(self), name):
-                raise InputError(f"growth.{name}", getattr(self, name), f"does nothing {reason}; leave it out")
+        _refuse_idle("growth", self, self._idle)
 
     @property
     def _idle(self) -> dict[str, str]:
@@ -239,22 +237,16 @@ class IncrtConfig:
         idle = {} if self.criterion == "published" else {"numerics": "without incrt.criterion = 'published'"}
         if not self.prune:
             idle |= dict.fromkeys(OF_PRUNING, "with incrt.prune = false")
-        for name, reason in idle.items():
-            if self._is_given(name):
-                raise InputError(f"incrt.{name}", getattr(self, name), f"does nothing {reason}; leave it out")
+        _refuse_idle("incrt", self, idle)
 
     @property
     def unused(self) -> list[str]:
         """Settings of the demand that were given although another criterion decides, which has no use for them."""
         if self.criterion == "demand":
             return []
-        random = self.criterion == "random"
-        used = ("warm_up",) if random else ("share", "prune")
-        names = {*OF_DEMAND, *OF_PRUNING, "share", "prune"} - {*used}
-        return [f"incrt.{field.name}" for field in fields(self) if field.name in names and self._is_given(field.name)]
-
-    def _is_given(self, name: str) -> bool:
-        return getattr(self, name) != getattr(type(self), name)
+        used = {"share", "prune"} if self.criterion == "published" else {"warm_up"}
+        names = {*OF_DEMAND, *OF_PRUNING, "share", "prune"} - used
+        return [f"incrt.{field.name}" for field in fields(self) if field.name in names and _is_set(self, field.name)]
 
     def policy(self, steps: int) -> Policy:
         """The policy for a run of so many updates."""
@@ -277,6 +269,18 @@ class IncrtConfig:
             )  # fmt: skip
         except InputError as error:
             raise InputError(f"incrt.{error.field}", error.value, error.expected) from None
+
+
+def _is_set(section: GrowthConfig | IncrtConfig, name: str) -> bool:
+    """Whether a setting is other than if it were left out."""
+    return getattr(section, name) != getattr(type(section), name)
+
+
+def _refuse_idle(title: str, section: GrowthConfig | IncrtConfig, idle: Mapping[str, str]) -> None:
+    """Refuse settings that others leave nothing to do, by name and with the reason."""
+    for name, reason in idle.items():
+        if _is_set(section, name):
+            raise InputError(f"{title}.{name}", getattr(section, name), f"does nothing {reason}; leave it out")
 
 
 def _given(settings: dict[str, Any]) -> dict[str, Any]:
