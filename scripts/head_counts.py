@@ -39,7 +39,7 @@ POLICIES: dict[str, Policy] = {
     "demand": Incrt(),  # a feed in 5 updates
     **{f"demand-{every}": Incrt(feed_every=every, decide_every=10 * every) for every in (10, 20, 40)},
     "author": Published("author"),
-    "repaired": Published("repaired", decide_every=50),
+    "repaired": Published("repaired"),
 }
 STEPS = 4000
 KEY = ("task", "criterion", "seed", "batch", "rate", "steps")

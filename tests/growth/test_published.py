@@ -126,6 +126,12 @@ def test_the_state_comes_back_from_json() -> None:
     assert RandomState.from_dict(json.loads(json.dumps(drawn.to_dict()))) == drawn
 
 
+@pytest.mark.parametrize(("numerics", "feeds"), [("author", 1), ("repaired", 10)])
+def test_decisions_follow_the_feeds_unless_given(numerics: str, feeds: int) -> None:
+    assert [Published(numerics, feed_every=every).decide_every for every in (1, 20)] == [feeds, 20 * feeds]
+    assert Published(numerics, decide_every=15).decide_every == 15
+
+
 def test_bad_settings_are_named() -> None:
     for changes, message in (
         ({"numerics": "good"}, "numerics = 'good'"), ({"feed_every": 0}, "feed_every = 0"), ({"share": 0}, "share = 0"),
@@ -134,6 +140,8 @@ def test_bad_settings_are_named() -> None:
     ):  # fmt: skip
         with pytest.raises(InputError, match=message):
             Published(**changes)
+    with pytest.raises(InputError, match="decide_every = -5"):
+        Published(decide_every=-5)
     with pytest.raises(InputError, match="births = 12: must be at most 11"):
         RandomBirths(12, last_birth=800)
     assert len(RandomBirths(11, last_birth=800).start(1).due) == 11
@@ -257,7 +265,7 @@ def test_births_on_a_frozen_operator_are_the_predicted_ones() -> None:
     generator = torch.Generator().manual_seed(3)
     tokens = torch.randn(1, 10, 400, 12, generator=generator) * torch.linspace(0.2, 2, 12)
     own = Projections(*torch.randn(2, 2, 3, 12, generator=generator))
-    policy = Published(numerics="repaired", decide_every=50, share=0.3)
+    policy = Published(numerics="repaired", share=0.3)
     gauge, state = policy.gauge(1, 12), policy.start(1)
     predicted, done, idle = Prediction(0, 0.0), 0, 0
     while idle < 10:

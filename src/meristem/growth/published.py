@@ -64,7 +64,7 @@ class Published:
 
     numerics: str = "author"
     feed_every: int = 5
-    decide_every: int = 5  # with repaired numerics 50 will do, and saves eigenvalues
+    decide_every: int = 0  # if 0 at every feed, as published, or every tenth with repaired numerics
     last_birth: int = 10**12  # none after this
     max_heads: int = 0  # of a layer; 0 for no limit
     share: float = 0.1  # threshold of the largest eigenvalue, of the energy at the start
@@ -78,6 +78,8 @@ class Published:
 
     def __post_init__(self) -> None:
         check_numerics(self.numerics)
+        if not self.decide_every:
+            object.__setattr__(self, "decide_every", self.feed_every * (1 if self.numerics == "author" else 10))
         _check_times(self.feed_every, self.decide_every, self.max_heads)
         if self.decide_every % self.feed_every:
             raise InputError("decide_every", self.decide_every, f"must be a multiple of feed_every, {self.feed_every}")

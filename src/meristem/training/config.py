@@ -204,7 +204,7 @@ class IncrtConfig:
     numerics: str = "author"  # of the published criterion; or repaired
     births: int = 0  # at random times
     feed_every: int | None = None  # between two looks at what the task asks of attention; 5 if not given
-    decide_every: int | None = None  # 50 if not given, by the published criterion with the author's numerics 5
+    decide_every: int | None = None  # 50 if not given, by the published criterion at every feed (repaired: every tenth)
     calibration: int = Incrt.calibration  # updates at the start in which the demand without attention is measured
     cool_down: int = Incrt.cool_down  # between two changes, anywhere in the network
     warm_up: int = Incrt.warm_up  # before the first
@@ -257,8 +257,7 @@ class IncrtConfig:
         try:
             check_numerics(self.numerics)  # also those that another criterion does not use
             if self.criterion == "published":
-                usual = {"decide_every": 50} if self.numerics == "repaired" else {}
-                return Published(self.numerics, prune=self.prune, **share, **{**usual, **common})
+                return Published(self.numerics, prune=self.prune, **share, **common)
             if self.criterion == "random":
                 return RandomBirths(self.births, warm_up=self.warm_up, **common)
             return Incrt(
