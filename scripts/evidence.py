@@ -117,7 +117,7 @@ STUDIES = {
         "incrt-text.toml",
         "K=8",
         {
-            "demand": {}, "K=8": fixed(8), "K=1": fixed(1), "K=4": fixed(4),
+            "demand": {}, **{f"K={heads}": fixed(heads) for heads in (8, 1, 2, 3, 4, 5)},
             "same heads": {"growth.policy": "none", "model.plan": "demand"},
             "random births": {"incrt.criterion": "random", "incrt.births": "demand"},
             "half the rate": {"optimizer.lr": 1e-3}, "twice the rate": {"optimizer.lr": 4e-3},

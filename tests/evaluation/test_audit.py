@@ -28,7 +28,7 @@ from meristem.evaluation.audit_text import audit_text, verdict
 from meristem.growth.edits import RemoveHead
 from meristem.growth.heads import head_of
 from meristem.growth.incrt import Incrt, IncrtState, LayerDemand, RelativeDemand
-from meristem.growth.measuring import head_moments
+from meristem.growth.measuring import head_moments, heads_read
 from meristem.growth.surgery import Model, remove_head
 from meristem.model import Classifier, Decoder
 from meristem.plan import LayerPlan, Loop, Plan
@@ -322,7 +322,7 @@ def test_heads_are_left_out_as_they_say() -> None:
     held_out, training = batches[:2], batches[2:]
     audit = audit_model(model, lambda: iter(training), held_out, AuditSettings(feeds=2, layers=0))
     whole = sequence_losses(model, held_out)
-    (moments,) = head_moments(model, training)
+    (moments,) = head_moments(heads_read(model, *batch) for batch in training)
     weight = model.stack[0].attention.out.weight
     original = weight.detach().clone()
     for found in audit.heads:

@@ -26,6 +26,7 @@ from meristem.growth.edits import AddHead
 from meristem.growth.head_growth import HeadGrowth
 from meristem.growth.heads import newborn_head
 from meristem.growth.incrt import Incrt
+from meristem.growth.pruning import Pruning
 from meristem.growth.surgery import add_head
 from meristem.plan import LayerPlan, Plan
 from meristem.training.devices import autocast, describe_device
@@ -111,8 +112,9 @@ def grow_all(
 def measure_gate(
     step: TrainingStep, batches: Iterator[tuple[Tensor, Tensor]], device: torch.device, *, feed_every: int, rounds: int
 ) -> dict[str, Any]:
-    """What the gauge in all layers adds to training, in spans that each hold one decision."""
-    policy = replace(NEVER, feed_every=feed_every, decide_every=10 * feed_every, prune=False)
+    """What the gauge in all layers adds to training, in spans that each hold one decision and a look at old heads."""
+    watching = Pruning(grace=0, redundant=0)  # all are looked at, none is tried without
+    policy = replace(NEVER, feed_every=feed_every, decide_every=10 * feed_every, pruning=watching)
     growth = HeadGrowth(step.model, step.optimizer, policy)
     measured = (_beside_training if device.type == "cuda" else _within_training)(step, growth, batches, device)
     for _ in range(policy.calibration):  # once at the start of a run, and not what is asked about

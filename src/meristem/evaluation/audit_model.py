@@ -20,7 +20,7 @@ from meristem.growth.criteria import gauge_place
 from meristem.growth.edits import AddHead
 from meristem.growth.heads import insert_head, newborn_head, with_head
 from meristem.growth.incrt import Incrt, IncrtState, RelativeDemand
-from meristem.growth.measuring import Batch, Batches, head_moments, look, silenced
+from meristem.growth.measuring import Batch, Batches, head_moments, heads_read, look, silenced
 from meristem.growth.surgery import Model, add_head
 from meristem.model import Classifier, Decoder
 from meristem.plan import LayerPlan
@@ -79,7 +79,8 @@ class _Auditor:
     # --- what every head is worth -----------------------------------------------------------------------------------
 
     def _heads(self) -> tuple[HeadFinding, ...]:
-        moments = head_moments(self.model, self._batches("looking at how heads overlap"))
+        batches = self._batches("looking at how heads overlap")
+        moments = head_moments(heads_read(self.model, *batch) for batch in batches)
         places = [(layer, head) for layer, count in enumerate(self.model.plan.heads) for head in range(count)]
         confidence = _joint_confidence(len(places))
         findings = []

@@ -25,23 +25,27 @@ class HeadMoments:
     @classmethod
     def of(cls, mixed: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
         """Sums over the tokens of mixed (B, heads, T, e) where `real` (B, T), and their number."""
-        flat = mixed.transpose(1, 2).flatten(2)[real].double()
-        return flat.mT @ flat, torch.tensor(float(len(flat)), dtype=torch.float64, device=flat.device)
+        flat = mixed.transpose(1, 2).flatten(2)
+        flat = flat.where(real[..., None], flat.new_zeros(())).flatten(0, 1).double()
+        return flat.mT @ flat, real.sum().double()
 
     def shares(self, out: Tensor) -> Tensor:
         """For every head, the part of the layer's output that no combination of the others could make, (heads,).
 
         `out` (d, heads e) writes what the heads read to the stream.
         """
-        blocks = self._blocks(self._inverse())  # of the inverse; each is the inverse of a Schur complement
-        written = out.double().unflatten(1, (-1, self.head_dim)).transpose(0, 1)  # (heads, d, e)
-        unique = torch.linalg.solve(blocks, written.mT)
-        total = (out.double() @ self.gram * out.double()).sum()
-        return (written.mT * unique).sum((1, 2)) / total.clamp(min=torch.finfo(torch.float64).tiny)
+        out, factor = out.double(), self._factor()
+        eye = torch.eye(len(factor), dtype=factor.dtype, device=factor.device)
+        inverse = torch.linalg.solve_triangular(factor, eye, upper=False).unflatten(1, (-1, self.head_dim))
+        # Diagonal blocks of the inverse of the moments, (heads, e, e): each is the inverse of a Schur complement.
+        blocks = inverse.permute(1, 2, 0) @ inverse.transpose(0, 1)
+        written = out.unflatten(1, (-1, self.head_dim)).permute(1, 2, 0)  # (heads, e, d)
+        unique = torch.linalg.solve_triangular(_cholesky(blocks), written, upper=False).square().sum((1, 2))
+        return unique / (out @ self.gram * out).sum().clamp(min=torch.finfo(torch.float64).tiny)
 
     def folded(self, out: Tensor, head: int) -> Tensor:
         """The output projection (d, heads e) of the others with what they can make of a head's part, its own zero."""
-        inverse, own = self._inverse(), slice(head * self.head_dim, (head + 1) * self.head_dim)
+        inverse, own = torch.cholesky_inverse(self._factor()), slice(head * self.head_dim, (head + 1) * self.head_dim)
         # Columns of the inverse give the regression of this head's reading on the others'.
         regression = -torch.linalg.solve(inverse[own, own], inverse[:, own], left=False)
         regression[own] = 0
@@ -49,12 +53,14 @@ class HeadMoments:
         result[:, own] = 0
         return result.to(out)
 
-    def _inverse(self) -> Tensor:
+    def _factor(self) -> Tensor:
+        """The Cholesky factor of the moments with a ridge."""
         eye = torch.eye(len(self.gram), dtype=self.gram.dtype, device=self.gram.device)
         floor = RIDGE * self.gram.diagonal().mean() + torch.finfo(torch.float64).tiny
-        return torch.cholesky_inverse(torch.linalg.cholesky(self.gram + floor * eye))
+        return _cholesky(self.gram + floor * eye)
 
-    def _blocks(self, matrix: Tensor) -> Tensor:
-        """The diagonal blocks of a matrix, (heads, e, e)."""
-        e = self.head_dim
-        return torch.stack([matrix[i : i + e, i : i + e] for i in range(0, len(matrix), e)])
+
+def _cholesky(matrix: Tensor) -> Tensor:
+    """Nothing but NaN where there is no factor: nobody waits for the device to find out."""
+    factor, failed = torch.linalg.cholesky_ex(matrix)
+    return factor.where(failed[..., None, None] == 0, torch.nan)

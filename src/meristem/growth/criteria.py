@@ -21,11 +21,19 @@ Policy = Incrt | Published | RandomBirths
 T = TypeVar("T")
 
 
+class HeadsRead(NamedTuple):
+    """What the heads of every layer read, (B, heads, T, head dim) each, and which tokens (B, T) are not padding."""
+
+    mixed: list[Tensor]
+    real: Tensor
+
+
 class Seen(NamedTuple):
     """What a batch shows: the loss, what every layer's attention reads, and the gradient of the loss by what it writes.
 
     Both are (layers, B, T, d), the gradient that of the mean loss times the number of its terms; `allowed` (T, T) or
-    (B, T, T) says which tokens each token may look at, and `sizes` (layers,) how large the stream is.
+    (B, T, T) says which tokens each token may look at, and `sizes` (layers,) how large the stream is. `heads` is what
+    the heads read.
     """
 
     loss: Tensor
@@ -33,6 +41,7 @@ class Seen(NamedTuple):
     gradients: Tensor
     allowed: Tensor
     sizes: Tensor
+    heads: HeadsRead
 
 
 class Decision(Protocol):

@@ -12,11 +12,11 @@ from torch import Tensor
 
 from meristem.errors import InputError
 from meristem.gauges.redundancy import HeadMoments
-from meristem.growth.criteria import Decision, Policy, gauge_place, make_criterion, with_prefix
+from meristem.growth.criteria import Decision, HeadsRead, Policy, gauge_place, make_criterion, with_prefix
 from meristem.growth.edits import AddHead, RemoveHead
 from meristem.growth.heads import fewest_heads, newborn_head, with_head
 from meristem.growth.incrt import Incrt
-from meristem.growth.measuring import Batches, head_moments, look, silenced
+from meristem.growth.measuring import Batches, head_moments, heads_read, look, silenced
 from meristem.growth.outcome import Growth, check_rule
 from meristem.growth.pruning import Pruning, PruningState
 from meristem.growth.surgery import Model, add_head, remove_head
@@ -54,6 +54,7 @@ class HeadGrowth:
         """After an update on tokens and labels, this process's share of the batch."""
         self.done += 1
         policy, done, silent = self.policy, self.done, self.criterion.silent
+        read: HeadsRead | None = None
         if done <= silent:
             with silenced(self.model):
                 self._feed(tokens, labels)
@@ -61,14 +62,14 @@ class HeadGrowth:
                 self.criterion.calibrate()
                 self.losses.zero_()
         elif done % policy.feed_every == 0 and self.criterion.sees:
-            self._feed(tokens, labels)
+            read = self._feed(tokens, labels)
         if done <= silent or done % policy.decide_every:
             return Growth()
-        return self._decide(tokens, labels, fresh)
+        return self._decide(tokens, labels, read, fresh)
 
     # --- measuring --------------------------------------------------------------------------------------------------
 
-    def _feed(self, tokens: Tensor, labels: Tensor) -> None:
+    def _feed(self, tokens: Tensor, labels: Tensor) -> HeadsRead:
         """Show the criterion what every layer's attention reads, and the gradient of the loss by what it writes."""
         seen = look(self.model, tokens, labels)
         with torch.no_grad(), torch.autocast(tokens.device.type, enabled=False):
@@ -77,14 +78,15 @@ class HeadGrowth:
             new = torch.lerp(torch.stack((loss, torch.ones_like(loss))), self.losses, LOSS_MEMORY)
             # A loss that is not finite, as of an update that was skipped, would stay for good.
             self.losses = torch.where(loss.isfinite(), new, self.losses)
+        return seen.heads
 
-    def _moments(self, tokens: Tensor, labels: Tensor) -> list[HeadMoments]:
-        """Of every layer's heads, over some sequences."""
-        return head_moments(self.model, [(tokens, labels)])
+    def _moments(self, tokens: Tensor, labels: Tensor, read: HeadsRead | None) -> list[HeadMoments]:
+        """Of every layer's heads, over some sequences: those of this update's feed, if there was one."""
+        return head_moments([heads_read(self.model, tokens, labels) if read is None else read])
 
     # --- deciding ---------------------------------------------------------------------------------------------------
 
-    def _decide(self, tokens: Tensor, labels: Tensor, fresh: Fresh | None) -> Growth:
+    def _decide(self, tokens: Tensor, labels: Tensor, read: HeadsRead | None, fresh: Fresh | None) -> Growth:
         most = self.policy.max_heads or max(self.model.plan.heads) + 1
         full = frozenset(index for index, heads in enumerate(self.model.plan.heads) if heads >= most)
         loss, weight = self.losses.tolist()
@@ -99,13 +101,13 @@ class HeadGrowth:
             layer, head = decision.removal
             weight = self.model.stack[layer].attention.out.weight
             with torch.no_grad():
-                weight.copy_(self._moments(tokens, labels)[layer].folded(weight, head))
+                weight.copy_(self._moments(tokens, labels, read)[layer].folded(weight, head))
             self._remove(layer, head)
             facts = {"action": "removal", "layer": layer, "head": head, "rule": decision.rules[layer]}
             return self._changed(event, facts)
         if not self.criterion.may_prune(self.done) or not self.trials.watches(self.ages, self.done):
             return Growth([event])
-        return self._prune(event, tokens, labels, fresh)
+        return self._prune(event, self._moments(tokens, labels, read), fresh or (lambda: iter([(tokens, labels)])))
 
     def _facts(self, decision: Decision) -> dict[str, Any]:
         """What was measured of every layer: the demand left, of what there was, its noise, and where births begin."""
@@ -119,11 +121,11 @@ class HeadGrowth:
             **{name: [finite(value) for value in layers] for name, layers in self.criterion.form().items()},
         }
 
-    def _prune(self, event: dict[str, Any], tokens: Tensor, labels: Tensor, fresh: Fresh | None) -> Growth:
+    def _prune(self, event: dict[str, Any], moments: list[HeadMoments], fresh: Fresh) -> Growth:
         """Look for a head that the others can stand in for, and try it."""
-        moments = self._moments(tokens, labels)
         blocks = zip(moments, self.model.stack, strict=True)
-        shares = from_first_rank([moment.shares(block.attention.out.weight).tolist() for moment, block in blocks])
+        own = [moment.shares(block.attention.out.weight.detach()) for moment, block in blocks]
+        shares = from_first_rank([layer.tolist() for layer in own])
         event["own_share"] = [[finite(share) for share in layer] for layer in shares]
         judged = [share if self._may_lose(layer) else [math.nan] * len(share) for layer, share in enumerate(shares)]
         self.ages = self.trials.suspect(self.ages, self.done, judged)
@@ -131,8 +133,7 @@ class HeadGrowth:
         if suspect is None:
             return Growth([event])
         layer, head = suspect
-        batches = iter([(tokens, labels)]) if fresh is None else fresh()
-        before, after = self._try_without(layer, head, moments[layer], batches)
+        before, after = self._try_without(layer, head, moments[layer], fresh())
         facts = {"layer": layer, "head": head, "loss_with": finite(before), "loss_without": finite(after)}
         if self.trials.passes(before, after):
             self._remove(layer, head)

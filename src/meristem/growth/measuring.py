@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from meristem.gauges.redundancy import HeadMoments
-from meristem.growth.criteria import Seen
+from meristem.growth.criteria import HeadsRead, Seen
 from meristem.growth.surgery import Model
 from meristem.model.block import Pass
 from meristem.ranks import some_of, sum_over_ranks, world
@@ -31,28 +31,32 @@ def look(model: Model, tokens: Tensor, labels: Tensor) -> Seen:
         blocks = zip(model.stack, passes, strict=True)
         inputs = torch.stack([block.attention_input(seen.stream.detach()) for block, seen in blocks])
         allowed = model.allowed(tokens)
-        sizes = _sizes([seen.stream.detach() for seen in passes], _real(allowed, len(tokens)))
-        return Seen(loss.detach().float(), inputs, torch.stack(gradients) * labels.numel(), allowed, sizes)
+        heads = HeadsRead([seen.mixed.detach() for seen in passes], _real(allowed, len(tokens)))
+        sizes = _sizes([seen.stream.detach() for seen in passes], heads.real)
+        return Seen(loss.detach().float(), inputs, torch.stack(gradients) * labels.numel(), allowed, sizes, heads)
 
 
 @torch.no_grad()
-def head_moments(model: Model, batches: Iterable[Batch]) -> list[HeadMoments]:
-    """Of every layer's heads, over some sequences of each batch."""
+def heads_read(model: Model, tokens: Tensor, labels: Tensor) -> HeadsRead:
+    """What the heads read of some sequences of a batch."""
+    tokens, labels = _chosen(tokens, labels)
+    _, passes = _watched(model, tokens, labels)
+    return HeadsRead([seen.mixed for seen in passes], _real(model.allowed(tokens), len(tokens)))
+
+
+@torch.no_grad()
+def head_moments(batches: Iterable[HeadsRead]) -> list[HeadMoments]:
+    """Of every layer's heads, over all processes."""
     grams: list[Tensor] = []
     count: Tensor | float = 0.0
-    for batch in batches:
-        tokens, labels = _chosen(*batch)
-        _, passes = _watched(model, tokens, labels)
-        real = _real(model.allowed(tokens), len(tokens))
-        sums = [HeadMoments.of(seen.mixed, real) for seen in passes]
+    for read in batches:
+        sums = [HeadMoments.of(mixed, read.real) for mixed in read.mixed]
         grams = [old + new for old, (new, _) in zip(grams, sums, strict=True)] if grams else [new for new, _ in sums]
         count = count + sums[0][1]
+        dims = [mixed.shape[-1] for mixed in read.mixed]
     assert isinstance(count, Tensor)
     tokens_seen = sum_over_ranks(count)
-    return [
-        HeadMoments(sum_over_ranks(gram) / tokens_seen, layer.head_dim)
-        for gram, layer in zip(grams, model.plan.layers, strict=True)
-    ]
+    return [HeadMoments(sum_over_ranks(gram) / tokens_seen, dim) for gram, dim in zip(grams, dims, strict=True)]
 
 
 def _real(allowed: Tensor, batch: int) -> Tensor:
