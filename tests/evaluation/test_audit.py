@@ -90,8 +90,8 @@ def test_minimal(heads: list[HeadFinding], minimal: str) -> None:
         ([ENOUGH, ENOUGH], "yes"),
         ([ENOUGH, OPEN], "not shown"),
         ([OPEN, WANTING], "no"),
-        ([layer(0.002, 0.01, extra=-0.01)], "not shown"),  # further training may do as well
-        ([ENOUGH, replace(ENOUGH, asks=True)], "not shown"),
+        ([layer(0.002, 0.01, extra=-0.01)], "no"),  # also where further training may do as well
+        ([ENOUGH, replace(ENOUGH, asks=True)], "no"),
         ([ENOUGH, LayerFinding(1, 1, CALM, False, None, "kv_heads")], "not shown"),
         ([layer(math.nan, math.nan)], "not shown"),
         ([layer(-0.01, -0.0005)], "yes"),
@@ -122,6 +122,15 @@ def test_the_verdict_names_what_it_is_about() -> None:
     assert "and 2 more." in minimal
     assert "In layer 1 another head, trained for 200 updates, gains +0.525 [+0.050, +1.0] %, which may be" in sufficient
     assert "The demand of layer 0 is certain and above its threshold." in sufficient
+    assert sufficient.startswith("sufficient: no. In layer 1 another head")
+    (_, sufficient) = verdict(made([NEEDED], [layer(0.002, 0.01, extra=-0.01)]))
+    assert "may gain as much: the training was not at its end, and may lack updates rather than heads." in sufficient
+
+
+@pytest.mark.parametrize("heads", [1, 2])
+def test_others_are_spoken_of_where_there_are_some(heads: int) -> None:
+    audit = made([head(0.01, 0.1, 0), head(0.02, 0.1, 1)], [replace(ENOUGH, heads=heads), replace(ENOUGH, heads=1)])
+    assert ("even with others of its layer in its place" in verdict(audit)[0]) == (heads == 2)
 
 
 def test_the_table() -> None:

@@ -74,12 +74,17 @@ def test_fasta(run: RunFolder, tmp_path: Path) -> None:
 def test_labels_that_the_run_does_not_know(run: RunFolder, tmp_path: Path) -> None:
     path = tmp_path / "rows.csv"
     path.write_text("sentence,label\nlow w1,low\nw2,new\nw3,new\nw4,other\n")
-    with pytest.raises(InputError, match=r"does not know: new \(2 rows\), other \(1 rows\).*--other-labels count"):
-        evaluate_classifier(run.path, data=path, device="cpu")
-    result = evaluate_classifier(run.path, data=path, other_labels="count", device="cpu")
+    with pytest.raises(InputError, match=r"does not know: new \(2\), other \(1\).*--other-labels count"):
+        evaluate_classifier(run.path, data=path, other_labels="refuse", device="cpu")
+    result = evaluate_classifier(run.path, data=path, device="cpu")
     assert result.scores.rows == 1
     assert result.other_labels == {"new": 2, "other": 1}
-    assert "3 rows of unknown classes left out: new 2, other 1" in classification_text(result)
+    assert result.to_dict()["accuracy_of_all"] == result.accuracy_of_all == result.scores.accuracy / 4
+    said = f"new (2), other (1); counted as wrong, the accuracy is {result.scores.accuracy / 4:.4f}"
+    assert f"left out: 3 rows with labels that the run does not know, {said}" in classification_text(result)
+    path.write_text("sentence,label\n" + "".join(f"w1,new{number}\n" for number in range(25)))
+    with pytest.raises(RunError, match=r"no rows to score; the run does not know its labels, new0 \(1\).* and 5 more"):
+        evaluate_classifier(run.path, data=path, device="cpu")
     with pytest.raises(InputError, match="other-labels"):
         evaluate_classifier(run.path, data=path, other_labels="ignore", device="cpu")
 

@@ -57,7 +57,16 @@ def test_a_birth_is_where_most_is_left_of_what_was_asked_for_at_first() -> None:
 def test_layers_that_are_full_are_passed_over() -> None:
     assert decided(Incrt(), [1.0, 1.0], [0.8, 0.9]).layer == 1
     assert decided(Incrt(), [1.0, 1.0], [0.8, 0.9], frozenset({1})).layer == 0
-    assert decided(Incrt(), [1.0, 1.0], [0.8, 0.9], frozenset({0, 1})).layer is None
+    decision = decided(Incrt(), [1.0, 1.0], [0.8, 0.9], frozenset({0, 1}))
+    assert decision.layer is None
+    assert all(rule.endswith("; the layer has as many heads as it may have") for rule in decision.rules)
+
+
+def test_a_layer_that_asks_and_is_given_nothing_is_told_why() -> None:
+    """One that does not ask needs no other reason."""
+    first, chosen, calm = decided(Incrt(), [1.0, 1.0, 1.0], [0.8, 0.9, 0.001]).rules
+    assert first == f"{chosen}; another layer asks for more"
+    assert ";" not in chosen + calm
 
 
 def test_the_largest_demand_so_far_is_what_others_are_measured_by() -> None:

@@ -103,7 +103,14 @@ def test_what_another_criterion_does_not_use_is_known_and_its_intervals_are_its_
         ({"criterion": "random", "births": 1}, ["cool_down", "share", "grace"]),
     )
     for criterion, unused in arms:
-        assert IncrtConfig(**given, **criterion).unused == [f"incrt.{name}" for name in unused]
+        config = IncrtConfig(**given, **criterion)
+        named = f"{', '.join(f'incrt.{name}' for name in unused)}: of no use with incrt.criterion = "
+        assert config.unused("incrt") == (f"{named}{config.criterion!r}" if unused else "")
+        assert "incrt.cool_down, incrt.warm_up, incrt.share, incrt.grace: of no use with growth.policy" in (
+            IncrtConfig(**given).unused("none")
+        )
+    assert IncrtConfig().unused("none") == ""
+    assert [IncrtConfig(grace=grace).policy(100).pruning.grace for grace in (None, 0, 5)] == [800, 0, 5]  # type: ignore[union-attr]
     policies = [IncrtConfig(criterion="published", numerics=name).policy(100) for name in ("author", "repaired")]
     assert [policy.decide_every for policy in policies] == [5, 50]
 

@@ -109,8 +109,8 @@ class Audit:
             return "no"
         return "yes" if head.replaced.low > 0 else "not shown"
 
-    def wants_more(self, layer: LayerFinding) -> Answer:
-        """Whether another head gains more than the threshold, and more than further training.
+    def gains(self, layer: LayerFinding) -> Answer:
+        """Whether another head gains more than the threshold.
 
         One that made the model worse was trained badly, and shows nothing.
         """
@@ -118,7 +118,11 @@ class Audit:
             return "not shown"
         if layer.gain.head.high <= self.threshold:
             return "no"
-        return "yes" if layer.gain.head.low > self.threshold and layer.gain.extra.low > 0 else "not shown"
+        return "yes" if layer.gain.head.low > self.threshold else "not shown"
+
+    def wants_more(self, layer: LayerFinding) -> Answer:
+        """Whether a layer gains by another head, or asks for one."""
+        return "yes" if layer.asks else self.gains(layer)
 
     @property
     def minimal(self) -> Answer:
@@ -130,9 +134,7 @@ class Audit:
     def sufficient(self) -> Answer:
         """Whether no layer gains by another head, nor asks for one."""
         answers = {self.wants_more(layer) for layer in self.layers}
-        if "yes" in answers:
-            return "no"
-        return "yes" if answers == {"no"} and not any(layer.asks for layer in self.layers) else "not shown"
+        return "no" if "yes" in answers else "yes" if answers == {"no"} else "not shown"
 
     # --- for machines -----------------------------------------------------------------------------------------------
 

@@ -88,9 +88,9 @@ def _minimal_sentences(audit: Audit) -> list[str]:
         rise = f"{_percent(audit, least.replaced)} %"
         if len(audit.heads) == 1:
             return [f"Without the only head the loss rises by {rise}."]
+        others = "" if all(map(audit.is_only, audit.heads)) else ", even with others of its layer in its place"
         said.append(
-            f"Without any of the {len(audit.heads)} heads the loss rises, even with others in its place; least for "
-            f"{_heads([least])}: {rise}."
+            f"Without any of the {len(audit.heads)} heads the loss rises{others}; least for {_heads([least])}: {rise}."
         )
     return said
 
@@ -99,19 +99,22 @@ def _sufficient_sentences(audit: Audit) -> list[str]:
     steps, bound = audit.settings.steps, f"the threshold of {_share(audit, audit.threshold)} %"
     said = []
     for layer in audit.layers:
-        if layer.gain is None or audit.wants_more(layer) == "no":
+        if layer.gain is None or audit.gains(layer) == "no":
             continue
         head, further = (_percent(audit, gain) for gain in (layer.gain.head, layer.gain.further))
         gained = f"In layer {layer.layer} another head, trained for {steps} updates, gains {head} %"
-        if audit.wants_more(layer) == "yes":
+        if audit.gains(layer) == "yes" and layer.gain.extra.low > 0:
             said.append(f"{gained}, and further training of those there are {further} %.")
-        elif layer.gain.head.low > audit.threshold:
-            said.append(f"{gained}, but further training of those there are, {further} %, may gain as much.")
+        elif audit.gains(layer) == "yes":
+            said.append(
+                f"{gained}, but further training of those there are, {further} %, may gain as much: the training was "
+                "not at its end, and may lack updates rather than heads."
+            )
         elif layer.gain.head.high < -audit.threshold:
             said.append(f"{gained}: training has made it worse, which says nothing about what a head could do.")
         else:
             said.append(f"{gained}, which may be above or below {bound}.")
-    enough = [layer for layer in audit.layers if audit.wants_more(layer) == "no"]
+    enough = [layer for layer in audit.layers if audit.gains(layer) == "no"]
     if enough:
         most = max(layer.gain.head.high for layer in enough if layer.gain is not None)
         said.append(

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from meristem.training.checkpoint import write_atomically
 from meristem.training.devices import describe_device
 from meristem.training.run import load_run
 
-OTHER_LABELS = ("refuse", "count")
+OTHER_LABELS = ("count", "refuse")
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,6 +43,11 @@ class ClassEvaluation:
     other_labels: dict[str, int]  # rows of classes that the run does not know
     plan: Plan
     device: str
+
+    @property
+    def accuracy_of_all(self) -> float:
+        """With the rows of classes that the run does not know, which it cannot get right."""
+        return self.scores.accuracy * self.scores.rows / (self.scores.rows + sum(self.other_labels.values()))
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON, which knows no NaN: None where a number is not finite."""
@@ -63,6 +69,7 @@ class ClassEvaluation:
             "rows": scores.rows,
             "loss": finite(scores.loss),
             "accuracy": finite(scores.accuracy),
+            "accuracy_of_all": finite(self.accuracy_of_all),
             "macro_f1": finite(scores.macro_f1),
             "classes": classes,
             "confusion": scores.confusion.tolist(),
@@ -82,18 +89,19 @@ class _Read:
     rows: LabelledRows
     cut: int
     bad: int = 0
-    other_labels: tuple[tuple[str, int], ...] = ()
+    other_labels: dict[str, int] = field(default_factory=dict)
 
 
 def evaluate_classifier(
     run: str | Path, *, step: int | None = None, data: Path | None = None, split: str | None = None,
-    columns: dict[str, Any] | None = None, other_labels: str = "refuse", on_error: str = "refuse",
+    columns: dict[str, Any] | None = None, other_labels: str = "count", on_error: str = "refuse",
     device: str = "auto",
 ) -> ClassEvaluation:  # fmt: skip
     """Score a checkpoint on the held-out rows of its own data, of another folder made alike, or on a file of rows.
 
     A file is read as the run's own data was, except for what `columns` changes, and in all its rows or in those whose
-    split column holds `split`. Labels that the run does not know are an error that names them, or counted apart.
+    split column holds `split`. Rows with labels that the run does not know are counted apart, or an error that names
+    these labels.
     """
     if other_labels not in OTHER_LABELS:
         raise InputError("other_labels (--other-labels)", other_labels, f"must be one of {', '.join(OTHER_LABELS)}")
@@ -115,7 +123,8 @@ def evaluate_classifier(
         )
     rows = read.rows
     if not len(rows):
-        raise RunError(f"{source}: no rows to score")
+        strange = f"; the run does not know its labels, {label_counts(read.other_labels)}" if read.other_labels else ""
+        raise RunError(f"{source}: no rows to score{strange}")
     scores = classify(loaded.model, rows, batch=loaded.config.eval.batch, device=loaded.device)
     result = ClassEvaluation(
         run=str(run),
@@ -126,7 +135,7 @@ def evaluate_classifier(
         cut=read.cut,
         unknown=float((np.asarray(rows.tokens) == UNKNOWN).mean()),
         bad=read.bad,
-        other_labels=dict(read.other_labels),
+        other_labels=read.other_labels,
         plan=loaded.model.plan,
         device=describe_device(loaded.device),
     )
@@ -144,7 +153,7 @@ def _held_out(folder: Path, recipe: Recipe) -> LabelledRows:
 def _read_file(
     path: Path, recipe: Recipe, columns: Columns, split: str | None, other_labels: str, on_error: str
 ) -> _Read:
-    tokens, labels, others, cut, bad = [], [], Counter[str](), 0, 0
+    tokens, labels, counted, cut, bad = [], [], Counter[str](), 0, 0
     row_files([path])
     for row in read_rows(path, columns):
         if isinstance(row, BadPlace):
@@ -155,16 +164,20 @@ def _read_file(
         elif split is None or row.split == split:
             number = recipe.class_numbers.get(row.label)
             if number is None:
-                others[row.label] += 1
+                counted[row.label] += 1
             else:
                 pieces = recipe.cut.pieces(row.text)
                 cut += len(pieces) > recipe.length
                 tokens.append(recipe.encode_pieces(pieces))
                 labels.append(number)
+    others = dict(sorted(counted.items()))
     if others and other_labels == "refuse":
-        named = ", ".join(f"{label} ({count} rows)" for label, count in sorted(others.items())[:20])
-        raise InputError(
-            "data", str(path),
-            f"has labels that the run does not know: {named}; leave them out with --other-labels count",
-        )  # fmt: skip
-    return _Read(LabelledRows.of(tokens, labels), cut, bad, tuple(sorted(others.items())))
+        known = f"has labels that the run does not know: {label_counts(others)}"
+        raise InputError("data", str(path), f"{known}; leave them out with --other-labels count")
+    return _Read(LabelledRows.of(tokens, labels), cut, bad, others)
+
+
+def label_counts(labels: Mapping[str, int], most: int = 20) -> str:
+    """Rows by label, for people."""
+    more = f" and {len(labels) - most} more" if len(labels) > most else ""
+    return ", ".join(f"{label} ({count})" for label, count in list(labels.items())[:most]) + more

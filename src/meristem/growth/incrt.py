@@ -16,6 +16,8 @@ from meristem.errors import InputError
 from meristem.gauges.demand import DemandReading
 from meristem.growth.pruning import Pruning
 
+FULL = "the layer has as many heads as it may have"
+
 
 @dataclass(frozen=True)
 class LayerDemand:
@@ -161,14 +163,16 @@ class Incrt:
         while len(losses) > 1 and losses[1][0] <= done - self.cool_down:
             losses = losses[1:]
         state = replace(state, layers=tuple(layer for layer, _ in judged), losses=losses)
-        rules = tuple(rule for _, rule in judged)
         waiting = self._waiting(state, done)
-        ready = [i for i, layer in enumerate(state.layers) if layer.hits >= self.hits and i not in full]
-        if waiting or not ready:
-            rules = tuple(f"{rule}; {waiting}" if waiting else rule for rule in rules)
-            return DemandDecision(state, None, rules, relative)
-        chosen = max(ready, key=lambda i: (readings[i].slope / state.layers[i].largest, i))
-        return DemandDecision(self._changed(state, done, chosen), chosen, rules, relative)
+        asking = [i for i, layer in enumerate(state.layers) if layer.hits >= self.hits]
+        ready = [] if waiting else [i for i in asking if i not in full]
+        chosen = max(ready, key=lambda i: (readings[i].slope / state.layers[i].largest, i), default=None)
+        if waiting:
+            held = dict.fromkeys(range(len(judged)), waiting)
+        else:
+            held = {i: FULL if i in full else "another layer asks for more" for i in asking if i != chosen}
+        rules = tuple(f"{rule}; {held[i]}" if i in held else rule for i, (_, rule) in enumerate(judged))
+        return DemandDecision(state if chosen is None else self._changed(state, done, chosen), chosen, rules, relative)
 
     def removed(self, state: IncrtState, done: int, layer: int, *, born_here: bool) -> IncrtState:
         """After a head of a layer has been removed; where the policy gave birth to it, the layer becomes stricter."""

@@ -15,7 +15,7 @@ import torch
 
 from meristem.errors import InputError
 from meristem.gauges.energy import EnergyGauge, EnergyReading, check_numerics
-from meristem.growth.incrt import RelativeDemand
+from meristem.growth.incrt import FULL, RelativeDemand
 
 GROWS = "the energy is large and the trackers have settled"
 
@@ -145,7 +145,7 @@ class Published:
         if done > self.last_birth:
             return "the run is near its end"
         if full:
-            return "the layer has as many heads as it may have"
+            return FULL
         if reading.feeds < reading.dwell:
             return "the trackers have not settled since the last birth"
         if reading.lambda_max <= reading.threshold:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from meristem.evaluation.evaluate_classifier import ClassEvaluation
+from meristem.evaluation.evaluate_classifier import ClassEvaluation, label_counts
 
 WIDEST = 12  # classes of a confusion matrix that fits on a terminal; of larger ones the largest entries are listed
 
@@ -22,8 +22,11 @@ def classification_text(result: ClassEvaluation) -> str:
     if result.bad:
         lines.append(f"{result.bad:,} bad places skipped")
     if result.other_labels:
-        named = ", ".join(f"{label} {count}" for label, count in list(result.other_labels.items())[:20])
-        lines.append(f"{sum(result.other_labels.values()):,} rows of unknown classes left out: {named}")
+        rows = sum(result.other_labels.values())
+        lines.append(
+            f"left out: {rows:,} {'row' if rows == 1 else 'rows'} with labels that the run does not know, "
+            f"{label_counts(result.other_labels)}; counted as wrong, the accuracy is {result.accuracy_of_all:.4f}"
+        )
     width = max(len("class"), *map(len, result.classes))
     lines.append(f"{'class':<{width}}     rows  precision  recall      F1")
     columns = zip(result.classes, scores.support, scores.precision, scores.recall, scores.f1, strict=True)

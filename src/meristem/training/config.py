@@ -217,7 +217,7 @@ class IncrtConfig:
     hits: int = Incrt.hits  # decisions in a row
     feeds: int = Incrt.feeds  # batches that a layer's gauge must have seen since the last change there
     prune: bool = Incrt.prune
-    grace: int = 0  # before a head can leave; four times the cool-down if 0
+    grace: int | None = None  # before a head can leave; four times the cool-down if not given
     redundant: float = Pruning.redundant  # a head whose own share of the output is below this may leave
     tolerance: float = Pruning.tolerance  # of a rise of the loss without it, as a share
     seed: int = Incrt.seed
@@ -239,14 +239,15 @@ class IncrtConfig:
             idle |= dict.fromkeys(OF_PRUNING, "with incrt.prune = false")
         _refuse_idle("incrt", self, idle)
 
-    @property
-    def unused(self) -> list[str]:
-        """Settings of the demand that were given although another criterion decides, which has no use for them."""
-        if self.criterion == "demand":
-            return []
-        used = {"share", "prune"} if self.criterion == "published" else {"warm_up"}
-        names = {*OF_DEMAND, *OF_PRUNING, "share", "prune"} - used
-        return [f"incrt.{field.name}" for field in fields(self) if field.name in names and _is_set(self, field.name)]
+    def unused(self, policy: str) -> str:
+        """For people: settings that were given although this policy, or the criterion, has no use for them."""
+        names = {field.name for field in fields(self)}
+        if policy == "incrt":
+            used = {"demand": names, "published": {"share", "prune"}, "random": {"warm_up"}}[self.criterion]
+            names = {*OF_DEMAND, *OF_PRUNING, "share", "prune"} - used
+        given = [f"incrt.{field.name}" for field in fields(self) if field.name in names and _is_set(self, field.name)]
+        reason = f"incrt.criterion = {self.criterion!r}" if policy == "incrt" else f"growth.policy = {policy!r}"
+        return f"{', '.join(given)}: of no use with {reason}" if given else ""
 
     def policy(self, steps: int) -> Policy:
         """The policy for a run of so many updates."""
@@ -260,11 +261,12 @@ class IncrtConfig:
                 return Published(self.numerics, prune=self.prune, **share, **common)
             if self.criterion == "random":
                 return RandomBirths(self.births, warm_up=self.warm_up, **common)
+            grace = 4 * self.cool_down if self.grace is None else self.grace
             return Incrt(
                 calibration=self.calibration, cool_down=self.cool_down, warm_up=self.warm_up, **common,
                 certainty=self.certainty, steady=self.steady, plateau=self.plateau, hits=self.hits, feeds=self.feeds,
                 **share, prune=self.prune,
-                pruning=Pruning(self.grace or 4 * self.cool_down, self.redundant, tolerance=self.tolerance),
+                pruning=Pruning(grace, self.redundant, tolerance=self.tolerance),
             )  # fmt: skip
         except InputError as error:
             raise InputError(f"incrt.{error.field}", error.value, error.expected) from None

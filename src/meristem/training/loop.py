@@ -150,8 +150,8 @@ class Trainer:
             display.note(f"{describe_device(self.peers.device)}; {kinds} attention{compiled}")
             if self.task.unmeasured is not None:
                 display.note(self.task.unmeasured)
-            if (unused := self.config.incrt.unused) and self.config.growth.policy == "incrt":
-                display.note(f"{', '.join(unused)}: of no use with incrt.criterion = {self.config.incrt.criterion!r}")
+            if unused := self.config.incrt.unused(self.config.growth.policy):
+                display.note(unused)
             stopping = False
             while progress.step < steps and not stopping:
                 reading = self.update(stop.asked)
