@@ -3,11 +3,11 @@
     python scripts/evidence.py run prism --data DATA --validation VAL --out RESULTS.jsonl --seeds 0,1,2
     python scripts/evidence.py run sgt --data DATA --validation VAL --out RESULTS.jsonl --seeds 0,1,2 --steps 1500
     python scripts/evidence.py run clade --data DATA --out RESULTS.jsonl --seeds 0,1,2,3,4
-    python scripts/evidence.py table RESULTS.jsonl
+    python scripts/evidence.py table RESULTS.jsonl MORE.jsonl
 
 `run` trains every arm with every seed (the same initial weights and data order in all arms) and adds a line per run, so
 that it can be split over several calls and machines; runs that are there already are passed over. `table` puts the
-results together.
+results together, a table for each study; of a run that is in several files the last one counts.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ STUDIES = {
             "half the rate": {"optimizer.lr": 1e-3}, "twice the rate": {"optimizer.lr": 4e-3},
             "half the batch": {"train.batch_size": 16}, "twice the batch": {"train.batch_size": 64},
         },
-        (("demand", "K=1"), ("demand", "K=4"), ("demand", "same heads"), ("demand", "random births")),
+        tuple(("demand", other) for other in ("K=1", "K=2", "K=3", "K=4", "K=5", "same heads", "random births")),
     ),
 }  # fmt: skip
 
@@ -144,12 +144,17 @@ def settings(study: str, arm: str, seed: int, there: list[dict[str, Any]], optio
     return build_config({**flatten(load_config(CONFIGS / STUDIES[study].config)), **changes})
 
 
+def key(result: dict[str, Any]) -> tuple[str, str, int]:
+    """Which run it is of; the oldest files know one study only."""
+    return result.get("study", "prism"), result["arm"], result["seed"]
+
+
 def result_of(arm: str, seed: int, there: list[dict[str, Any]], options: argparse.Namespace) -> dict[str, Any]:
     """What another arm found with this seed."""
-    found = [result for result in there if (result["arm"], result["seed"]) == (arm, seed)]
-    if not found:
-        raise SystemExit(f"{arm}, seed {seed}: not in {options.out} yet; run it first, another arm takes after it")
-    return found[0]
+    for result in there:
+        if key(result) == (options.study, arm, seed):
+            return result
+    raise SystemExit(f"{arm}, seed {seed}: not in {options.out} yet; run it first, another arm takes after it")
 
 
 def grown_plan(arm: str, seed: int, there: list[dict[str, Any]], options: argparse.Namespace) -> Path:
@@ -217,12 +222,25 @@ def measured(loaded: LoadedRun, entries: list[dict[str, Any]], options: argparse
     }  # fmt: skip
 
 
-def table(results: list[dict[str, Any]]) -> str:
+def tables(results: list[dict[str, Any]]) -> str:
+    """A table for each study, in the order of the studies."""
+    latest = {key(result): result for result in results}
+    studies = [name for name in STUDIES if any(study == name for study, _, _ in latest)]
+    texts = [table(name, [latest[run] for run in latest if run[0] == name]) for name in studies]
+    if len(studies) > 1:
+        texts = [f"## {name}\n\n{text}" for name, text in zip(studies, texts, strict=True)]
+    return "\n\n".join(texts)
+
+
+def table(name: str, results: list[dict[str, Any]]) -> str:
     """Validation loss and counted FLOPs per arm, and paired differences with intervals."""
-    study = STUDIES[results[0].get("study", "prism")]
-    runs: dict[str, dict[int, dict[str, Any]]] = {}
-    for result in results:
+    study = STUDIES[name]
+    runs: dict[str, dict[int, dict[str, Any]]] = {arm: {} for arm in study.arms}
+    for result in sorted(results, key=lambda result: result["seed"]):
         runs.setdefault(result["arm"], {})[result["seed"]] = result
+    runs = {arm: by_seed for arm, by_seed in runs.items() if by_seed}
+    if study.baseline not in runs:
+        raise SystemExit(f"{name}: no runs of {study.baseline}, the baseline; name the file that has them too")
     base = runs[study.baseline]
     classifies = "accuracy" in results[0]
     extra_columns = ("accuracy | macro-F1 | heads | parameters | ", "---|---|---|---|") if classifies else ("", "")
@@ -295,7 +313,7 @@ def main() -> None:
     show.add_argument("files", type=Path, nargs="+")
     options = parser.parse_args()
     if options.command == "table":
-        print(table([json.loads(line) for path in options.files for line in path.read_text().splitlines()]))
+        print(tables([json.loads(line) for path in options.files for line in path.read_text().splitlines()]))
         return
     options.out.parent.mkdir(parents=True, exist_ok=True)
     there = [json.loads(line) for line in options.out.read_text().splitlines()] if options.out.exists() else []
@@ -307,7 +325,7 @@ def main() -> None:
             )
     for seed in map(int, options.seeds.split(",")):
         for arm in names:
-            if any((result["arm"], result["seed"]) == (arm, seed) for result in there):
+            if any(key(result) == (options.study, arm, seed) for result in there):
                 continue
             result = run_one(options.study, arm, seed, there, options)
             there.append(result)

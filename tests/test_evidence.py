@@ -93,9 +93,9 @@ def test_arms_of_growth_split_over_calls(
         assert second["static", seed]["growth"] == []
     assert second["static", 0]["training_flops"] > grown["training_flops"] > first["vanilla", 0]["training_flops"]
 
-    table = script.table(list(second.values())).splitlines()
+    table = script.tables(list(second.values())).splitlines()
     assert [line.split(" | ")[0].removeprefix("| ") for line in table[2:6]] == [
-        "vanilla", "sgt K=1", "static", "block loop",
+        "vanilla", "sgt K=1", "block loop", "static",
     ]  # fmt: skip
     assert table[0].count("|") == table[2].count("|")
     assert any(line.startswith("- sgt K=1 minus static: ") for line in table)
@@ -121,6 +121,24 @@ def test_an_unknown_arm_is_refused_before_anything_runs(
     assert end.value.code == 2
     assert "no arm 'sgt' in study sgt; there are vanilla, sgt K=1, sgt K=3, " in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_studies_share_a_file_and_nothing_else(call: Call, script: ModuleType, tmp_path: Path) -> None:
+    """Both have an arm K=1: it is run for each, a table stands for each, and the newest of two runs counts."""
+    few = {"train.steps": 2, "growth.start": 0.05, "growth.window": 0.05, "model.head_dim": 8}
+    call("heads", "K=1,K=8", "0,1", **few)
+    lines = (tmp_path / "results.jsonl").read_text().splitlines()
+    others = [{**json.loads(line), "study": "sgt", "arm": arm} for line in lines for arm in ("vanilla", "K=1")]
+    (tmp_path / "results.jsonl").write_text("".join(json.dumps(other) + "\n" for other in others))
+    call("heads", "K=1", **few)  # the file has one of another study
+    entries = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
+    assert len(entries) == len(others) + 1
+    older = [{**json.loads(line), "loss": 99.0} for line in lines]
+    text = script.tables([*older, *map(json.loads, lines), *others])
+    assert [line for line in text.splitlines() if line.startswith("## ")] == ["## sgt", "## heads"]
+    assert "99.0" not in text
+    with pytest.raises(SystemExit, match="heads: no runs of K=8, the baseline"):
+        script.tables(entries)
 
 
 def test_arms_of_head_counts(call: Call, tmp_path: Path) -> None:
