@@ -227,8 +227,11 @@ def data_prepare_labelled(
     label_field: Annotated[int, typer.Option(help="Field of FASTA headers between bars; -1 is the last.")] = -1,
     label_table: Annotated[Path | None, typer.Option(help="CSV or TSV with the labels of FASTA records.")] = None,
     table_id: Annotated[str, typer.Option(help="Its column of ids.")] = "id",
-    tokens: Annotated[str, typer.Option(help="words, chars, kmers, or a Hugging Face tokenizer.json.")] = "words",
-    k: Annotated[int, typer.Option(help="Letters of a k-mer.")] = 3,
+    tokens: Annotated[
+        str | None,
+        typer.Option(help="words, chars, kmers, or a Hugging Face tokenizer.json; kmers for FASTA, otherwise words."),
+    ] = None,
+    k: Annotated[int, typer.Option(help="Letters of a k-mer; 3 makes 64 of DNA, and of proteins up to 8,000.")] = 3,
     stride: Annotated[int, typer.Option(help="Letters from one k-mer to the next.")] = 1,
     length: Annotated[int | None, typer.Option(help="Tokens of a row; the longest, up to 512.")] = None,
     min_count: Annotated[int, typer.Option(help="Rarer pieces are unknown.")] = 2,
@@ -240,17 +243,23 @@ def data_prepare_labelled(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace data made from other inputs.")] = False,
 ) -> None:
     """Turn labelled rows into data for a classifier."""
-    from meristem.data import Columns, Cut, findings_text, prepare_labelled
+    from meristem.data import Columns, Cut, default_cut, findings_text, findings_warnings, prepare_labelled
 
+    files = [*paths, *(validation or [])]
+    cut = default_cut(files, k, stride) if tokens is None else Cut.named(tokens, k, stride)
     table = None if label_table is None else str(label_table.resolve())
     index = prepare_labelled(
         paths, out, validation=validation or (),
         columns=Columns(text_column, label_column, split_column, quote, label_field, table, table_id),
-        cut=Cut.named(tokens, k, stride), length=length, held_out=held_out, drop_duplicates=drop_duplicates,
+        cut=cut, length=length, held_out=held_out, drop_duplicates=drop_duplicates,
         min_rows=min_rows, min_count=min_count, max_vocabulary=max_vocabulary, on_error=on_error, overwrite=overwrite,
         report=print,
     )  # fmt: skip
+    print(f"texts are cut into {cut}" + (" (--tokens for other pieces)" if tokens is None else ""))
     print(f"{out}: {findings_text(index)}")
+    wanted = bool(held_out or validation or split_column)
+    for text in findings_warnings(index, held_out=wanted):
+        print(f"warning: {text}", file=sys.stderr)
 
 
 @data_app.command("verify")

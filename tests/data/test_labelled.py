@@ -142,8 +142,10 @@ def test_what_is_found_is_counted(tmp_path: Path) -> None:
     assert found.untrained_classes == {"7": 1}
     assert found.unknown == pytest.approx(3 / 4), "new, words and here are unknown, bad is not"
     text = findings_text(index)
-    for words in ("1 training rows repeat", "1 training texts have more than one label", "1 held-out rows removed",
-                  "1 rows cut to 3 tokens", "too few training rows left out: 2 2", "left out: 7 1"):  # fmt: skip
+    for words in ("1 training row with text and label of an earlier one: dropped",
+                  "1 training text with more than one label", "1 held-out row removed", "1 row cut to 3 tokens",
+                  "\n2 rows of classes with too few training rows left out: 2 2",
+                  "\n1 held-out row of classes without training rows left out: 7 1"):  # fmt: skip
         assert words in text
 
 
@@ -258,10 +260,10 @@ def test_digests_tell_recipes_apart() -> None:
 
 
 def test_classes_are_in_order(tmp_path: Path) -> None:
-    rows = [(f"text {label}", label) for label in ("10", "2", "-1")]
+    rows = [(f"text {label} {i}", label) for label in ("10", "2", "-1") for i in range(2)]
     index = prepare_labelled([write_rows(tmp_path / "n.csv", rows)], tmp_path / "n", held_out=0)
     assert index.classes == ("-1", "2", "10")
-    rows = [(f"text {label}", label) for label in ("b10", "2", "a")]
+    rows = [(f"text {label} {i}", label) for label in ("b10", "2", "a") for i in range(2)]
     index = prepare_labelled([write_rows(tmp_path / "w.csv", rows)], tmp_path / "w", held_out=0)
     assert index.classes == ("2", "a", "b10")
 
@@ -355,14 +357,15 @@ def test_the_two_kinds_of_data_do_not_mix(folder: Path, tmp_path: Path) -> None:
 
 def test_bad_rows_stop_the_work_or_are_counted(tmp_path: Path) -> None:
     path = tmp_path / "rows.csv"
-    path.write_text("text,label\na,1\nb\nc,0\n")
-    with pytest.raises(RunError, match=r"rows\.csv:3: 1 fields.*on-error skip"):
+    path.write_text("text,label\na,1\nb\nc,0\nd,0\n")
+    with pytest.raises(RunError, match=r"rows\.csv:3: 1 field,.*on-error skip"):
         prepare_labelled([path], tmp_path / "data")
     assert not (tmp_path / "data").exists()
     said: list[str] = []
     index = prepare_labelled([path], tmp_path / "data", on_error="skip", held_out=0, report=said.append)
-    assert (index.train.rows, index.findings.bad) == (2, 1)
-    assert said == [f"skipped {path}:3: 1 fields, but the header has 2"]
+    assert (index.train.rows, index.findings.bad) == (3, 1)
+    assert said == [f"skipped {path}:3: 1 field, but the header has 2"]
+    assert "\n3 rows read, 1 bad place skipped" in findings_text(index)
 
 
 @pytest.mark.parametrize(
@@ -371,7 +374,10 @@ def test_bad_rows_stop_the_work_or_are_counted(tmp_path: Path) -> None:
         ({"length": 0}, "length = 0"),
         ({"held_out": 1.0}, "held_out = 1.0"),
         ({"min_rows": 0}, "min_rows = 0"),
-        ({"min_rows": 1000}, "label .* at least two classes"),
+        (
+            {"min_rows": 1000},
+            "label .* has 2 labels, 0 of them with 1,000 training rows or more; at least two classes are needed",
+        ),
         ({"min_count": 0}, "min_count = 0"),
         ({"max_vocabulary": 0}, "max_vocabulary = 0"),
         ({"on_error": "stop"}, "on_error"),

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from meristem.data.corpus import BadPlace
 from meristem.data.rows import Columns, Row, read_rows, row_files
-from meristem.errors import InputError
+from meristem.errors import InputError, RunError
 
 # No half surrogates, which are not text, and no control characters but those that the format says it can hold.
 TEXT = st.text(st.characters(exclude_categories=("Cs", "Cc")), min_size=1).filter(lambda t: t.strip())
@@ -146,19 +146,22 @@ def test_a_column_that_is_missing_is_not_a_bad_row(tmp_path: Path, columns: Colu
 @pytest.mark.parametrize(
     ("name", "content", "line", "reason"),
     [
-        ("a.tsv", b"text\tlabel\nx\t1\n\ny\n", 4, "1 fields, but the header has 2"),
+        ("a.tsv", b"text\tlabel\nx\t1\n\ny\n", 4, "1 field, but the header has 2"),
         ("a.tsv", b"text\tlabel\n \t1\n", 2, "'text' is empty"),
         ("a.tsv", b"text\tlabel\nx\t\n", 2, "'label' is empty"),
-        ("a.csv", b'text,label\n"two\nlines",1\nx\n', 4, "1 fields"),
-        ("a.csv", b"text,label\nf\xff,1\n", 2, "'text' is not Unicode text"),
+        ("a.csv", b'text,label\n"two\nlines",1\nx\n', 4, "1 field,"),
+        ("a.csv", b"text,label\nf\xff,1\n", 2, "'text' is not UTF-8 text"),
         ("a.jsonl", b'{"text": "x", "label": 1}\n{"text": "x"}\n', 2, "no 'label' among ['text']"),
         ("a.jsonl", b'{"text": 3, "label": 1}\n', 1, "'text' holds int"),
         ("a.jsonl", b'{"text": "x", "label": null}\n', 1, "'label' holds NoneType"),
+        ("a.jsonl", b'{"text": "f\xff", "label": 1}\n', 1, "not UTF-8"),
+        ("a.jsonl", b'{"text": "\\ud800", "label": 1}\n', 1, "'text' is not UTF-8 text"),
         ("a.jsonl", b"[]\n", 1, "not a JSON object but list"),
         ("a.jsonl", b"{\n", 1, "not JSON"),
         ("a.fasta", b"ACGT\n>a|x\nACGT\n", 1, "a sequence without a header line before it"),
         ("a.fasta", b">a|x\n>b|y\nACGT\n", 1, "'sequence' is empty"),
         ("a.fasta", b">a|\nAC\n", 1, "'label' is empty"),
+        ("a.fasta", b">a|caf\xe9\nAC\n", 1, "'label' is not UTF-8 text"),
         ("a.tsv.gz", gzip.compress(b"text\tlabel\nx\t1\n", mtime=0)[:-9], 3, "cannot be read further"),
     ],
 )
@@ -183,10 +186,42 @@ def test_columns_of_ones_own_and_splits(tmp_path: Path) -> None:
         list(read_rows(write(tmp_path / "a.fa", ">a|b\nAC\n"), columns))
 
 
-def test_a_byte_order_mark_and_windows_line_ends(tmp_path: Path) -> None:
-    path = tmp_path / "a.csv"
-    path.write_bytes(b"\xef\xbb\xbftext,label\r\nx,1\r\n")
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.csv", "text,label\r\nx,1\r\n"),
+        ("a.tsv", "text\tlabel\r\nx\t1\r\n"),
+        ("a.jsonl", '{"text": "x", "label": 1}\r\n'),
+        ("a.fasta", ">a|1\r\nx\r\n"),
+    ],
+)
+def test_a_byte_order_mark_and_windows_line_ends(tmp_path: Path, name: str, text: str) -> None:
+    path = tmp_path / name
+    path.write_bytes(text.encode("utf-8-sig"))
     assert read(path) == [("x", "1")]
+    for encoding in ("utf-16", "utf-16-le", "utf-16-be"):  # the first has a mark
+        path.write_bytes(text.encode(encoding))
+        with pytest.raises(RunError) as error:
+            read(path)
+        assert str(error.value) == f"{path}: not UTF-8 text; it looks like UTF-16: save it as UTF-8"
+
+
+def test_a_file_whose_header_is_not_utf_8(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_bytes("straße,label\nx,1\n".encode("latin-1"))
+    with pytest.raises(RunError, match=r"a\.csv: not UTF-8 text, by its header: save it as UTF-8$"):
+        read(path)
+
+
+def test_bytes_that_are_no_text_matter_only_where_they_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_bytes("text,label,town\nx,1,Köln\n".encode("latin-1"))
+    assert read(path) == [("x", "1")]
+    path = tmp_path / "a.fasta"
+    path.write_bytes(">Köln\nAC\n>x Köln\nGT\n".encode("latin-1"))
+    first, second = read_rows(path, Columns(table=str(write(tmp_path / "t.csv", "id,label\nx,1\n"))))
+    assert str(first) == f"{path}:1: the id is not UTF-8 text"
+    assert second == Row(path, 3, "GT", "1", None)
 
 
 def test_columns_of_the_same_name_are_refused(tmp_path: Path) -> None:

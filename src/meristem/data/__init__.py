@@ -5,7 +5,7 @@ from meristem.data.folder import open_data, verify
 from meristem.data.labelled import Findings, LabelledData, LabelledIndex, LabelledRows
 from meristem.data.pieces import Cut
 from meristem.data.prepare import prepare
-from meristem.data.prepare_labelled import findings_text, prepare_labelled
+from meristem.data.prepare_labelled import default_cut, findings_text, findings_warnings, prepare_labelled
 from meristem.data.progress import Progress, shown_progress
 from meristem.data.recipe import Recipe
 from meristem.data.rows import Columns, read_rows
@@ -44,9 +44,11 @@ __all__ = [
     "Tokenizer",
     "TokenizerFacts",
     "batch",
+    "default_cut",
     "evaluation_windows",
     "find_files",
     "findings_text",
+    "findings_warnings",
     "load_tokenizer",
     "open_data",
     "padded_length",

@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from meristem.data.wording import counted
 from meristem.errors import InputError
 from meristem.plan import PADDING
 
@@ -55,6 +56,11 @@ class Cut:
         except (OSError, ValueError) as error:
             kinds = ", ".join(kind for kind in KINDS if kind != "tokenizer")
             raise InputError("tokens (--tokens)", name, f"must be {kinds} or a tokenizer.json ({error})") from error
+
+    def __str__(self) -> str:
+        if self.kind == "kmers":
+            return f"k-mers of {counted(self.k, 'letter')}, {counted(self.stride, 'letter')} apart"
+        return {"words": "words", "chars": "characters", "tokenizer": "the tokens of a tokenizer.json"}[self.kind]
 
     def pieces(self, text: str) -> list[str]:
         """The pieces of a text that is not empty; always at least one."""

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from meristem.data.corpus import BadPlace
 from meristem.data.folder import already_made, fingerprint, staged
@@ -15,7 +15,8 @@ from meristem.data.labelled import Findings, LabelledIndex, LabelledRows, write_
 from meristem.data.pieces import UNKNOWN, Cut, learnt_vocabulary
 from meristem.data.prepare import HASHES, check_on_error, refusal
 from meristem.data.recipe import Recipe
-from meristem.data.rows import Columns, Row, read_rows, row_files
+from meristem.data.rows import Columns, Row, is_fasta, read_rows, row_files
+from meristem.data.wording import counted
 from meristem.errors import InputError, RunError
 
 LONGEST = 512  # ids of a row, if no length is given
@@ -28,7 +29,7 @@ def prepare_labelled(
     *,
     validation: Iterable[str | Path] = (),
     columns: Columns = Columns(),  # noqa: B008  (immutable)
-    cut: Cut = Cut(),  # noqa: B008  (immutable)
+    cut: Cut | None = None,
     length: int | None = None,
     held_out: float = 0.1,
     drop_duplicates: bool = False,
@@ -44,7 +45,8 @@ def prepare_labelled(
     The held-out rows are those of the `validation` files, or those that `columns.split` names, or else a share of all
     texts, chosen by a hash, so that equal texts are never divided. In any case a held-out row whose text is in the
     training split is removed. Two texts are equal if the model could not tell them apart: their pieces are equal up
-    to `length` (if that is not given: of the longest training row, 512 at most).
+    to `length` (if that is not given: of the longest training row, 512 at most). Pieces are made by `cut`, or else by
+    `default_cut`.
 
     Classes with fewer than `min_rows` training rows are left out. The vocabulary has the pieces that occur at least
     `min_count` times in the training rows. The result depends on the files and settings only; the folder appears when
@@ -57,6 +59,7 @@ def prepare_labelled(
         raise InputError("paths", [], "give at least one file of labelled rows")
     if apart and columns.split is not None:
         raise InputError("split (--split-column)", columns.split, "cannot be given together with validation files")
+    cut = default_cut(files) if cut is None else cut
     order = [[path.resolve().as_posix() for path in part] for part in (named, apart)]
     settings = [
         order, asdict(columns), asdict(cut), length, held_out, drop_duplicates, min_rows, min_count, max_vocabulary,
@@ -75,8 +78,8 @@ def prepare_labelled(
     else:
         train, held = (rows, checked) if apart else _by_hash(rows, held_out)
     if not train:
-        raise RunError(f"no training rows in {', '.join(map(str, named))} ({reader.bad} bad places skipped)")
-    chosen = _choose(train, held, columns.label, drop_duplicates, min_rows)
+        raise RunError(f"no training rows in {', '.join(map(str, named))} ({counted(reader.bad, 'bad place')} skipped)")
+    chosen = _choose(train, held, drop_duplicates, min_rows, _label_place(columns, files))
 
     size = length or min(LONGEST, max(item.pieces for item in chosen.train))
     vocabulary = cut.fixed_vocabulary
@@ -113,6 +116,15 @@ def prepare_labelled(
         )
         index.save(staging)
     return index
+
+
+def default_cut(paths: Iterable[Path], k: int = 3, stride: int = 1) -> Cut:
+    """How the texts of files are cut if nobody says: into k-mers if there are FASTA files, otherwise into words.
+
+    A sequence has no blanks, so it would be one word, and no word of another row. Three letters are few enough that the
+    k-mers of proteins (8,000 at most) come again in other rows, and those of DNA (64) still differ.
+    """
+    return Cut("kmers" if any(map(is_fasta, paths)) else "words", k, stride)
 
 
 class _Item(NamedTuple):
@@ -184,7 +196,22 @@ class _Chosen(NamedTuple):
     untrained: Counter[str]
 
 
-def _choose(train: list[_Item], held: list[_Item], column: str, drop_duplicates: bool, min_rows: int) -> _Chosen:
+class _LabelPlace(NamedTuple):
+    """The setting that says where labels stand, and what it must be."""
+
+    field: str
+    value: Any
+    right: str
+
+
+def _label_place(columns: Columns, files: Iterable[Path]) -> _LabelPlace:
+    if columns.table is None and any(map(is_fasta, files)):
+        right = "must be the field of the header that holds the label, or give --label-table"
+        return _LabelPlace("field (--label-field)", columns.field, right)
+    return _LabelPlace("label (--label-column)", columns.label, "must be the column that holds the label")
+
+
+def _choose(train: list[_Item], held: list[_Item], drop_duplicates: bool, min_rows: int, place: _LabelPlace) -> _Chosen:
     """Classes with enough training rows, and held-out rows whose text is not among these."""
     repeats = _duplicates(train)
     if drop_duplicates:
@@ -193,9 +220,9 @@ def _choose(train: list[_Item], held: list[_Item], column: str, drop_duplicates:
     classes = _ordered(label for label, count in counts.items() if count >= min_rows)
     if len(classes) < 2:
         raise InputError(
-            "label (--label-column)", column,
-            f"has {len(counts)} labels, of which {len(classes)} have {min_rows} training rows or more; at least two "
-            "classes are needed",
+            place.field, place.value,
+            f"has {counted(len(counts), 'label')}, {len(classes)} of them with {counted(min_rows, 'training row')} or "
+            "more; at least two classes are needed",
         )  # fmt: skip
     small = Counter(item.row.label for item in (*train, *held) if 0 < counts[item.row.label] < min_rows)
     untrained = Counter(item.row.label for item in held if not counts[item.row.label])
@@ -203,6 +230,13 @@ def _choose(train: list[_Item], held: list[_Item], column: str, drop_duplicates:
     train, held = ([item for item in part if item.row.label in wanted] for part in (train, held))
     texts = {item.key for item in train}
     kept = [item for item in held if item.key not in texts]
+    if len(classes) == len(train) and not kept:  # nothing that rows have in common could be learnt, nor be checked
+        named = ", ".join(classes[:3]) + (", ..." if len(classes) > 3 else "")
+        raise InputError(
+            place.field, place.value,
+            f"gives each of the {len(train):,} training rows a label of its own ({named}), and no held-out row one of "
+            f"these; it {place.right}",
+        )  # fmt: skip
     return _Chosen(train, kept, classes, sum(repeats), len(held) - len(kept), small, untrained)
 
 
@@ -252,31 +286,29 @@ def findings_text(index: LabelledIndex) -> str:
     """What a preparation made and met, for the terminal."""
     found = index.findings
     lines = [
-        f"{index.train.rows:,} training rows, {index.held_out.rows:,} held out; {len(index.classes)} classes, "
-        f"{index.ids:,} token ids, rows of up to {index.length} tokens ({index.train.tokens / index.train.rows:.1f} "
-        "on average)",
-        f"{found.rows:,} rows read" + (f", {found.bad} bad places skipped" if found.bad else ""),
+        f"{counted(index.train.rows, 'training row')}, {index.held_out.rows:,} held out; {len(index.classes)} classes, "
+        f"{index.ids:,} token ids, rows of up to {counted(index.length, 'token')} "
+        f"({index.train.tokens / index.train.rows:.1f} on average)",
+        f"{counted(found.rows, 'row')} read" + (f", {counted(found.bad, 'bad place')} skipped" if found.bad else ""),
     ]
-    if found.duplicates:
-        lines.append(
-            f"{found.duplicates:,} training rows repeat an earlier text with its label"
-            + (": dropped" if found.duplicates_dropped else " (--drop-duplicates leaves them out)")
-        )
-    notes = {
-        "training texts have more than one label": found.conflicts,
-        "held-out rows removed, their text is in the training rows": found.repeated,
-        f"rows cut to {index.length} tokens": found.cut,
-    }
-    lines += [f"{count:,} {words}" for words, count in notes.items() if count]
-    counted = {
-        "rows of classes with too few training rows left out": found.small_classes,
-        "held-out rows of classes without training rows left out": found.untrained_classes,
-        "rows of other splits left out": found.other_splits,
-    }
-    for words, counts in counted.items():
+    dropped = ": dropped" if found.duplicates_dropped else " (--drop-duplicates leaves them out)"
+    notes = [
+        (found.duplicates, "training row", f"with text and label of an earlier one{dropped}"),
+        (found.conflicts, "training text", "with more than one label"),
+        (found.repeated, "held-out row", "removed, the text being in the training rows"),
+        (found.cut, "row", f"cut to {counted(index.length, 'token')} (--length)"),
+    ]
+    lines += [f"{counted(count, name)} {words}" for count, name, words in notes if count]
+    left_out = [
+        (found.small_classes, "row", "of classes with too few training rows"),
+        (found.untrained_classes, "held-out row", "of classes without training rows"),
+        (found.other_splits, "row", "of other splits"),
+    ]
+    for counts, name, words in left_out:
         if counts:
             named = ", ".join(f"{label} {count}" for label, count in list(counts.items())[:20])
-            lines.append(f"{sum(counts.values()):,} {words}: {named}{', ...' if len(counts) > 20 else ''}")
+            more = ", ..." if len(counts) > 20 else ""
+            lines.append(f"{counted(sum(counts.values()), name)} {words} left out: {named}{more}")
     if index.held_out.rows:
         majority = max(index.held_out.class_rows) / index.held_out.rows
         lines.append(
@@ -284,3 +316,23 @@ def findings_text(index: LabelledIndex) -> str:
             f"the largest class is {majority:.1%} of the held-out rows"
         )
     return "\n".join(lines)
+
+
+def findings_warnings(index: LabelledIndex, *, held_out: bool = True) -> list[str]:
+    """What about the data is hardly meant so; `held_out` says whether rows to be held out were asked for."""
+    said = []
+    if 2 * len(index.classes) > index.train.rows:
+        said.append(
+            f"{len(index.classes):,} classes have only {index.train.rows:,} training rows; is the label where "
+            "--label-column, --label-field or --label-table says? (--min-rows leaves out small classes)"
+        )
+    if held_out and not index.held_out.rows:
+        said.append(
+            "no held-out rows are left, so nothing can be measured; see --held-out, --validation, --split-column"
+        )
+    if index.held_out.rows and index.findings.unknown > 0.5:
+        said.append(
+            f"{index.findings.unknown:.0%} of the held-out pieces are not in the vocabulary, and all look alike to the "
+            "model; other pieces (--tokens, --k) or a lower --min-count may mend this"
+        )
+    return said

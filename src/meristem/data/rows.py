@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
 import json
 import zlib
@@ -11,7 +12,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from meristem.data.corpus import COMPRESSIONS, BadPlace, decompressed, parsed_line, plain_suffix
-from meristem.errors import InputError
+from meristem.data.wording import counted
+from meristem.errors import InputError, RunError
 
 TEXT_COLUMNS = ("sentence", "text", "sequence")
 QUOTES = ("auto", "csv", "none")
@@ -71,10 +73,14 @@ def row_files(paths: list[Path]) -> list[Path]:
     return paths
 
 
+def is_fasta(path: Path) -> bool:
+    return plain_suffix(path) in FASTA
+
+
 def read_rows(path: Path, columns: Columns) -> Iterator[Row | BadPlace]:
     """The rows of a file in order, and the places where there should be one but is not."""
     suffix, text = plain_suffix(path), columns.text
-    if suffix in FASTA:
+    if is_fasta(path):
         records, text = _fasta(path, columns), "sequence"
     elif suffix in DELIMITERS:
         records = _with_columns(path, _separated(path, columns.quote), columns)
@@ -134,24 +140,38 @@ def _value(values: Mapping[str, Any], column: str) -> str:
     text = value if isinstance(value, str) else json.dumps(value)
     if not text.strip():
         raise ValueError(f"{column!r} is empty")
-    if any("\ud800" <= character <= "\udfff" for character in text):
-        raise ValueError(f"{column!r} is not Unicode text")
+    if not _is_text(text):
+        raise ValueError(f"{column!r} is not UTF-8 text")
     return text.strip()
+
+
+def _is_text(text: str) -> bool:
+    """Whether there is no half surrogate, which stands for a byte that is not UTF-8, or which JSON has spelt."""
+    return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 # --- the kinds of files ----------------------------------------------------------------------------------------------
 
 
 def _lines(path: Path) -> Iterator[bytes | BadPlace]:
-    """The lines of a file; if it breaks off, the last item says so."""
+    """The lines of a file, without a byte order mark; if it breaks off, the last item says so."""
     number = 0
     try:
         with path.open("rb") as raw, decompressed(raw, path) as stream:
             for line in stream:
                 number += 1
+                if number == 1:
+                    _check_start(path, line)
+                    line = line.removeprefix(codecs.BOM_UTF8)
                 yield line
     except (OSError, EOFError, zlib.error) as error:
         yield BadPlace(path, number + 1, f"cannot be read further ({error})")
+
+
+def _check_start(path: Path, line: bytes) -> None:
+    """Refuse a file in UTF-16, by its mark or a zero byte: none of its lines could be read, and each would be bad."""
+    if line.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or b"\0" in line:
+        raise RunError(f"{path}: not UTF-8 text; it looks like UTF-16: save it as UTF-8")
 
 
 def _json_lines(path: Path) -> Iterator[_Record | BadPlace]:
@@ -177,12 +197,12 @@ def _separated(path: Path, quote: str) -> Iterator[_Record | BadPlace]:
     broken: list[BadPlace] = []
 
     def texts() -> Iterator[str]:
-        for number, line in enumerate(_lines(path)):
+        for line in _lines(path):
             if isinstance(line, BadPlace):
                 broken.append(line)
                 return
             # Bytes that are no text become half surrogates, which are found again in the value that has them.
-            yield line.decode("utf-8-sig" if number == 0 else "utf-8", errors="surrogateescape")
+            yield line.decode("utf-8", errors="surrogateescape")
 
     reader = csv.reader(
         texts(), delimiter=delimiter, quoting=csv.QUOTE_NONE if plain else csv.QUOTE_MINIMAL, strict=True
@@ -201,10 +221,12 @@ def _separated(path: Path, quote: str) -> Iterator[_Record | BadPlace]:
             continue
         if header is None:
             header = [name.strip() for name in cells]
+            if not all(map(_is_text, header)):
+                raise RunError(f"{path}: not UTF-8 text, by its header: save it as UTF-8")
             if len(set(header)) < len(header):
                 raise InputError("paths", str(path), f"has columns of the same name: {header}")
         elif len(cells) != len(header):
-            yield BadPlace(path, line, f"{len(cells)} fields, but the header has {len(header)}")
+            yield BadPlace(path, line, f"{counted(len(cells), 'field')}, but the header has {len(header)}")
         else:
             yield _Record(line, dict(zip(header, cells, strict=True)))
     yield from broken
@@ -251,6 +273,8 @@ def _header_label(header: str, columns: Columns) -> str:
 
 def _table_label(header: str, table: Mapping[str, str]) -> str:
     name = (header.replace("|", " ").split() or [""])[0]
+    if not _is_text(name):
+        raise ValueError("the id is not UTF-8 text")
     if name not in table:
         raise ValueError(f"the table of labels has no id {name!r}")
     return table[name]
