@@ -85,7 +85,7 @@ def test_fasta_from_rows_to_scores(call: Call, config: Path, tmp_path: Path) -> 
     assert held_out["accuracy"] > 0.9
     said = call("eval", run, "--data", test, "--label-field", "1", "--device", "cpu")
     assert said.code == 2
-    assert "labels that the run does not know: id60 (1 rows)" in said.err
+    assert "labels that the run does not know and no others: id60 (1)" in said.err
 
 
 @pytest.fixture(scope="module")

@@ -330,7 +330,7 @@ def eval_command(
     quote: Annotated[str | None, typer.Option(help="csv, none or auto.")] = None,
     label_field: Annotated[int | None, typer.Option(help="Field of FASTA headers with the label.")] = None,
     label_table: Annotated[Path | None, typer.Option(help="CSV or TSV with the labels of FASTA records.")] = None,
-    other_labels: Annotated[str | None, typer.Option(help="Labels new to the run: refuse or count.")] = None,
+    other_labels: Annotated[str | None, typer.Option(help="Labels new to the run: count (apart) or refuse.")] = None,
     on_error: Annotated[str | None, typer.Option(help="For a bad row of a file: refuse or skip.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,

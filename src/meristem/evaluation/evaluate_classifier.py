@@ -123,8 +123,11 @@ def evaluate_classifier(
         )
     rows = read.rows
     if not len(rows):
-        strange = f"; the run does not know its labels, {label_counts(read.other_labels)}" if read.other_labels else ""
-        raise RunError(f"{source}: no rows to score{strange}")
+        if read.other_labels:
+            known = ", ".join(recipe.classes[:20])
+            said = f"has labels that the run does not know and no others: {label_counts(read.other_labels)}"
+            raise InputError("data", str(source), f"{said}; it knows {known}")
+        raise RunError(f"{source}: no rows to score")
     scores = classify(loaded.model, rows, batch=loaded.config.eval.batch, device=loaded.device)
     result = ClassEvaluation(
         run=str(run),

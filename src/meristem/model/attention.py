@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import reduce
 from typing import Any, NamedTuple
 
 import torch
@@ -20,6 +21,7 @@ from meristem.plan import LayerPlan
 
 # Called with turned queries and keys, what the heads read (B, heads, T, head dim), and the output.
 HeadsWatch = Callable[[Tensor, Tensor, Tensor, Tensor], None]
+PIECE = 128  # terms that are summed at once on a CPU
 
 
 class LoopedHeads(NamedTuple):
@@ -119,7 +121,7 @@ class Attention(nn.Module):
         `out` is (d, heads e).
         """
         mixed = self.mix(queries, keys, values, **view)
-        result = linear(mixed.transpose(1, 2).flatten(2), out)
+        result = write(mixed.transpose(1, 2).flatten(2), out)
         if watch is not None:
             watch(queries, keys, mixed, result)
         return result
@@ -156,6 +158,18 @@ class Attention(nn.Module):
                 is_causal=causal and mask is None,
                 enable_gqa=queries.shape[1] != keys.shape[1],
             )
+
+
+def write(mixed: Tensor, out: Tensor) -> Tensor:
+    """What heads that read `mixed` (B, T, heads e) write to the stream through `out` (d, heads e), (B, T, d).
+
+    CPU libraries cut sums of more than 192 terms at places that depend on their number. Cut here, at the same places
+    always, a head that writes nothing yet changes no bit of what the others write.
+    """
+    if mixed.device.type != "cpu":
+        return linear(mixed, out)
+    parts = zip(mixed.split(PIECE, -1), out.split(PIECE, 1), strict=True)
+    return reduce(torch.add, (linear(*part) for part in parts))
 
 
 def _takers(looped: list[int], layer: LayerPlan) -> list[list[int]]:
