@@ -10,9 +10,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from meristem.data.wording import counted
 from meristem.errors import InputError
 from meristem.plan import PADDING
+from meristem.wording import counted
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Backend

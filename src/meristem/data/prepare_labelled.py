@@ -16,8 +16,8 @@ from meristem.data.pieces import UNKNOWN, Cut, learnt_vocabulary
 from meristem.data.prepare import HASHES, check_on_error, refusal
 from meristem.data.recipe import Recipe
 from meristem.data.rows import Columns, Row, is_fasta, read_rows, row_files
-from meristem.data.wording import counted
 from meristem.errors import InputError, RunError
+from meristem.wording import counted
 
 LONGEST = 512  # ids of a row, if no length is given
 HELD_OUT_NAMES = ("val", "valid", "validation", "dev", "held_out", "held-out")  # what a split column may call it

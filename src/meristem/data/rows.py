@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from meristem.data.corpus import COMPRESSIONS, BadPlace, decompressed, parsed_line, plain_suffix
-from meristem.data.wording import counted
 from meristem.errors import InputError, RunError
+from meristem.wording import counted
 
 TEXT_COLUMNS = ("sentence", "text", "sequence")
 QUOTES = ("auto", "csv", "none")

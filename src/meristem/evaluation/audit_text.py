@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from meristem.comparison import PairedDifference
 from meristem.evaluation.audit import CONFIDENCE, Audit, HeadFinding, LayerFinding
+from meristem.wording import counted
 
 NAMED = 8  # heads or layers that a sentence lists
 
@@ -61,7 +62,7 @@ def _layer_lines(audit: Audit) -> list[str]:
 
 def _intervals(audit: Audit) -> str:
     tried = sum(layer.gain is not None for layer in audit.layers)
-    counts = [_counted(len(audit.heads), "head"), *([f"{_counted(tried, 'layer')} tried"] if tried else [])]
+    counts = [counted(len(audit.heads), "head"), *([f"{counted(tried, 'layer')} tried"] if tried else [])]
     of = "the loss" if audit.unit == audit.loss else f"{audit.unit:g}, as the loss is smaller"
     return (
         f"Shares of {of}. Intervals of {100 * CONFIDENCE:g} % over {audit.sequences} sequences, corrected for "
@@ -147,10 +148,6 @@ def _layers(layers: Sequence[LayerFinding]) -> str:
 def _listed(names: Sequence[str]) -> str:
     rest = len(names) - NAMED
     return ", ".join(names) if rest <= 0 else f"{', '.join(names[:NAMED])} and {rest} more"
-
-
-def _counted(count: int, name: str) -> str:
-    return f"{count} {name}{'' if count == 1 else 's'}"
 
 
 def _share(audit: Audit, difference: float) -> str:

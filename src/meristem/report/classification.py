@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from meristem.evaluation.evaluate_classifier import ClassEvaluation, label_counts
+from meristem.wording import counted
 
 WIDEST = 12  # classes of a confusion matrix that fits on a terminal; of larger ones the largest entries are listed
 
@@ -22,9 +23,9 @@ def classification_text(result: ClassEvaluation) -> str:
     if result.bad:
         lines.append(f"{result.bad:,} bad places skipped")
     if result.other_labels:
-        rows = sum(result.other_labels.values())
+        rows = counted(sum(result.other_labels.values()), "row")
         lines.append(
-            f"left out: {rows:,} {'row' if rows == 1 else 'rows'} with labels that the run does not know, "
+            f"left out: {rows} with labels that the run does not know, "
             f"{label_counts(result.other_labels)}; counted as wrong, the accuracy is {result.accuracy_of_all:.4f}"
         )
     width = max(len("class"), *map(len, result.classes))

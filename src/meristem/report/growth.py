@@ -30,6 +30,7 @@ from meristem.report.svg import (
     text,
     tick_labels,
 )
+from meristem.wording import counted
 
 SHADES, COLUMNS = 32, 175  # of the heat map at most: its columns are then 4 pixels wide
 PROBE = 8  # pixels of a column, where entropy is only known at decisions
@@ -65,17 +66,13 @@ def _facts(history: History) -> str:
     facts = [f"{history.last_step:,} steps"]
     if grown:
         births = sum(len(one.births) for one in grown)
-        facts.append(f"{_counted(len(grown), 'layer', 's')} grew {_counted(births, 'pass', 'es')}")
+        facts.append(f"{counted(len(grown), 'layer')} grew {counted(births, 'pass', 'es')}")
     if history.fixed is not None:
         facts.append(f"fixed at step {history.fixed:,}")
     if (now := history.cost[-1][1]) > 0:
         share = f" at the end, {history.mean_cost:.1%} over the run" if grown else " from the start"
         facts.append(f"{now:.1%} more FLOPs per token{share}")
     return "; ".join(facts)
-
-
-def _counted(count: int, name: str, plural: str) -> str:
-    return f"{count} {name}{'' if count == 1 else plural}"
 
 
 # --- entropy --------------------------------------------------------------------------------------------------------

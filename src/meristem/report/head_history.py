@@ -10,6 +10,7 @@ from typing import Any
 
 from meristem.growth.outcome import expected_heads
 from meristem.training.display import MEASURES, describe_growth
+from meristem.wording import counted
 
 Entry = Mapping[str, Any]  # a line of events.jsonl
 Curve = Sequence[tuple[int, float]]
@@ -129,10 +130,6 @@ def measured_text(entry: Entry, layer: int, criterion: str) -> str:
         return f"no certain {name} so far"
     spread = f" ± {noise:.2g}" if criterion == "demand" and noise is not None else ""  # its standard error
     return f"{name} {demand:.2g}{spread}, births begin at {threshold:.2g}"
-
-
-def counted(count: int, name: str) -> str:
-    return f"{count:,} {name}{'' if count == 1 else 's'}"
 
 
 def _loss_text(loss: float | None) -> str:

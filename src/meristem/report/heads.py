@@ -21,7 +21,7 @@ from meristem.report.figures import (
     step_axis,
     thinned,
 )
-from meristem.report.head_history import CHANGES, HeadHistory, Reading, counted
+from meristem.report.head_history import CHANGES, HeadHistory, Reading
 from meristem.report.panels import GAP, TOP, badge, caption, shade
 from meristem.report.svg import (
     BACKGROUND,
@@ -48,6 +48,7 @@ from meristem.report.svg import (
     tick_labels,
     window,
 )
+from meristem.wording import counted
 
 COLOURS = (BLUE, ORANGE, GREEN, PURPLE)  # of the layers; more layers than that are rows
 LABELS, PREDICTED = 180, 100  # pixels beside the panels, and where the column of predictions begins there

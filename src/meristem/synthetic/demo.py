@@ -15,13 +15,14 @@ from meristem.errors import InputError
 from meristem.growth.criteria import Policy
 from meristem.growth.incrt import Incrt
 from meristem.growth.published import Published
-from meristem.report.head_history import HeadHistory, change_text, counted
+from meristem.report.head_history import HeadHistory, change_text
 from meristem.report.heads import heads_svg
 from meristem.synthetic.run import Outcome, grow
 from meristem.synthetic.tasks import TASKS, Task
 from meristem.synthetic.view import Standing, make_view
 from meristem.training.checkpoint import write_atomically
 from meristem.training.display import MEASURES
+from meristem.wording import counted
 
 EVENTS, PICTURE = "events.jsonl", "growth.svg"
 LOSSES = (-0.05, 1.1)  # shown: an answer of zero has 1

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from meristem.errors import InputError
+from meristem.wording import counted
 
 # Dense bf16 FLOP/s from the vendors' data sheets, by a part of the device's name; the longest match counts.
 PEAK_FLOPS = {
@@ -43,7 +44,7 @@ def autocast(device: torch.device) -> AbstractContextManager[Any]:
 def describe_device(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    return f"{platform.processor() or platform.machine()} CPU, {torch.get_num_threads()} threads"
+    return f"{platform.processor() or platform.machine()} CPU, {counted(torch.get_num_threads(), 'thread')}"
 
 
 def peak_flops(device: torch.device) -> float | None:
