@@ -37,7 +37,7 @@ TASKS = {
 }
 POLICIES: dict[str, Policy] = {
     "demand": Incrt(),  # a feed in 5 updates
-    **{f"demand-{every}": Incrt(feed_every=every, decide_every=10 * every) for every in (10, 20, 40)},
+    **{f"demand-{every}": Incrt(feed_every=every, decide_every=10 * every) for every in (10, 20, 25, 40)},
     "author": Published("author"),
     "repaired": Published("repaired"),
 }

@@ -527,7 +527,7 @@ def bench_growth(
     passes: Annotated[int, typer.Option(help="With sgt: most extra passes of a layer.")] = 3,
     policy: Annotated[str, typer.Option(help="sgt: loops; or incrt: heads, from one to all in every layer.")] = "sgt",
     classes: Annotated[int | None, typer.Option(help="With incrt: a classifier of so many classes.")] = None,
-    feed_every: Annotated[int, typer.Option(help="With incrt: steps between two looks at the demand.")] = 20,
+    feed_every: Annotated[int, typer.Option(help="With incrt: steps between two looks at the demand.")] = 25,
     steps: Annotated[int, typer.Option(help="Timed steps of an arm in a round.")] = 10,
     rounds: Annotated[int, typer.Option(help="Rounds over all arms.")] = 6,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",

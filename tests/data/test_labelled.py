@@ -376,7 +376,7 @@ def test_bad_rows_stop_the_work_or_are_counted(tmp_path: Path) -> None:
         ({"min_rows": 0}, "min_rows = 0"),
         (
             {"min_rows": 1000},
-            "label .* has 2 labels, 0 of them with 1,000 training rows or more; at least two classes are needed",
+            r"has 2 labels in all and 0 with at least 1000 training rows \(--min-rows\); two such classes are needed",
         ),
         ({"min_count": 0}, "min_count = 0"),
         ({"max_vocabulary": 0}, "max_vocabulary = 0"),

@@ -331,11 +331,9 @@ def test_removals_wait_for_the_cool_down() -> None:
     assert [growth.criterion.may_prune(done) for done in (13, 15, 16)] == [False, False, True]
 
 
-@pytest.mark.parametrize("published", [False, True])
-def test_two_heads_that_share_keys_stay(published: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = Plan(width=16, vocabulary=32, context=8, feed_forward=16, layers=(LayerPlan(2, 8, 1), LayerPlan(3, 8, 3)))
-    trial = Pruning(grace=0, patience=1, redundant=1.0, tolerance=1.0)
-    never = Incrt(**{**EAGER, "certainty": math.inf}, pruning=trial)
+@pytest.fixture
+def silent_energies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The published gauge finds no energy anywhere, so that all heads may leave."""
     measured = EnergyGauge.readings
 
     def quiet(gauge: EnergyGauge) -> list[EnergyReading]:
@@ -345,9 +343,38 @@ def test_two_heads_that_share_keys_stay(published: bool, monkeypatch: pytest.Mon
         return [replace(reading, lambda_max=0.0, threshold=1.0, grace=0, heads=heads) for reading, heads in readings]
 
     monkeypatch.setattr(EnergyGauge, "readings", quiet)
-    model, growth = growing(plan, Published(feed_every=1, decide_every=1, patience=1) if published else never)
+
+
+QUICK = Published(feed_every=1, decide_every=1, patience=1)
+
+
+@pytest.mark.parametrize("published", [False, True])
+@pytest.mark.usefixtures("silent_energies")
+def test_two_heads_that_share_keys_stay(published: bool) -> None:
+    plan = Plan(width=16, vocabulary=32, context=8, feed_forward=16, layers=(LayerPlan(2, 8, 1), LayerPlan(3, 8, 3)))
+    trial = Pruning(grace=0, patience=1, redundant=1.0, tolerance=1.0)
+    never = Incrt(**{**EAGER, "certainty": math.inf}, pruning=trial)
+    model, growth = growing(plan, QUICK if published else never)
     train(model, growth, range(8))
     assert model.plan.heads == (2, 1)  # and do not hold up the other layer's
+
+
+@pytest.mark.usefixtures("silent_energies")
+def test_no_head_leaves_on_what_is_not_finite() -> None:
+    """The others' part would be made of it, and stay so."""
+    plan = Plan(width=16, vocabulary=32, context=8, feed_forward=16, layers=(LayerPlan(3, 8, 3),))
+    model, growth = growing(plan, replace(QUICK, patience=2))
+    tokens, labels = text(0)
+    embedding = model.embedding.weight
+    good, heads = embedding.detach().clone(), []
+    for broken in (True, False, True, False):  # at the third decision two are due to leave
+        with torch.no_grad():
+            embedding.copy_(good)
+            embedding[tokens[0, 0]] *= math.nan if broken else 1
+        growth.step(tokens, labels)
+        assert bool(model.stack[0].attention.out.weight.isfinite().all())
+        heads.append(model.plan.heads[0])
+    assert heads == [3, 3, 3, 2]
 
 
 # --- layers whose heads have different dims -------------------------------------------------------------------------

@@ -209,8 +209,7 @@ def test_a_projection_that_is_not_trained_has_no_moments_after_a_birth_either(fr
     assert_same(before, everything(model, optimizer))
 
 
-# On x86 with MKL, sums of up to 192 products are taken in one go, and the order of longer ones depends on their length:
-# bits may change where the heads after a birth, times their dimension, are more.
+# Below and above 192 products in the last sum, up to which libraries take it in one go.
 SIZES = [
     (32, 4, 11), (48, 12, 12), (64, 16, 3), (64, 16, 11), (128, 16, 7), (128, 64, 2), (256, 32, 5), (512, 64, 1),
     (64, 16, 12), (128, 16, 12), (128, 64, 3), (128, 64, 5), (256, 32, 7), (256, 32, 11), (512, 64, 7),
@@ -218,8 +217,8 @@ SIZES = [
 
 
 @pytest.mark.parametrize(("width", "dim", "heads"), SIZES)
-def test_a_birth_changes_nothing_but_the_order_of_the_last_sum(width: int, dim: int, heads: int) -> None:
-    """What the old heads read is bit-equal at any size; what the layer writes, and the logits, up to rounding."""
+def test_a_birth_changes_no_bit_at_any_size(width: int, dim: int, heads: int) -> None:
+    """What the old heads read, what the layer writes, and the logits."""
     model = Decoder(Plan(width, VOCABULARY, 64, width, (LayerPlan(heads, dim, heads),)))
     attention = model.stack[0].attention
     generator = torch.Generator().manual_seed(0)
@@ -238,11 +237,8 @@ def test_a_birth_changes_nothing_but_the_order_of_the_last_sum(width: int, dim: 
     add_head(model, None, AddHead(0, newborn_head(attention.layer, *weights, None, 1)))
     (*new, rewritten), after = seen()
     assert all(torch.equal(part[:, :heads], whole) for part, whole in zip(new, old, strict=True))
-    if (heads + 1) * dim <= 192:
-        assert torch.equal(rewritten, written)
-        assert torch.equal(after, before)
-    for one, other in ((rewritten, written), (after, before)):
-        assert (one - other).abs().max() <= 1e-6 * other.abs().max()
+    assert torch.equal(rewritten, written)
+    assert torch.equal(after, before)
 
 
 @pytest.mark.parametrize("shared", [False, True])

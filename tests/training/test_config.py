@@ -110,7 +110,6 @@ def test_what_another_criterion_does_not_use_is_known_and_its_intervals_are_its_
             IncrtConfig(**given).unused("none")
         )
     assert IncrtConfig().unused("none") == ""
-    assert [IncrtConfig(grace=grace).policy(100).pruning.grace for grace in (None, 0, 5)] == [800, 0, 5]  # type: ignore[union-attr]
     policies = [IncrtConfig(criterion="published", numerics=name).policy(100) for name in ("author", "repaired")]
     assert [policy.decide_every for policy in policies] == [5, 50]
 

@@ -221,8 +221,8 @@ def _choose(train: list[_Item], held: list[_Item], drop_duplicates: bool, min_ro
     if len(classes) < 2:
         raise InputError(
             place.field, place.value,
-            f"has {counted(len(counts), 'label')}, {len(classes)} of them with {counted(min_rows, 'training row')} or "
-            "more; at least two classes are needed",
+            f"has {counted(len(counts), 'label')} in all and {len(classes)} with at least {min_rows} training rows "
+            "(--min-rows); two such classes are needed",
         )  # fmt: skip
     small = Counter(item.row.label for item in (*train, *held) if 0 < counts[item.row.label] < min_rows)
     untrained = Counter(item.row.label for item in held if not counts[item.row.label])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import asdict
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -270,7 +271,7 @@ class Energy:
 
     def form(self) -> dict[str, list[float]]:
         heads = [[head.asymmetry for head in reading.heads] for reading in self.readings]
-        return {"asymmetry": [sum(layer) / len(layer) for layer in heads]}
+        return {"asymmetry": [sum(layer) / len(layer) if layer else math.nan for layer in heads]}  # before any feed
 
     def tensors(self) -> dict[str, Tensor]:
         return self.gauge.tensors()

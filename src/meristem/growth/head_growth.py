@@ -101,7 +101,10 @@ class HeadGrowth:
             layer, head = decision.removal
             weight = self.model.stack[layer].attention.out.weight
             with torch.no_grad():
-                weight.copy_(self._moments(tokens, labels, read)[layer].folded(weight, head))
+                folded = self._moments(tokens, labels, read)[layer].folded(weight, head)
+                if not folded.isfinite().all():  # of a batch that is not; the next one will do
+                    return Growth([event])
+                weight.copy_(folded)
             self._remove(layer, head)
             facts = {"action": "removal", "layer": layer, "head": head, "rule": decision.rules[layer]}
             return self._changed(event, facts)

@@ -217,7 +217,7 @@ class IncrtConfig:
     hits: int = Incrt.hits  # decisions in a row
     feeds: int = Incrt.feeds  # batches that a layer's gauge must have seen since the last change there
     prune: bool = Incrt.prune
-    grace: int | None = None  # before a head can leave; four times the cool-down if not given
+    grace: int = 0  # before a head can leave; four times the cool-down if 0
     redundant: float = Pruning.redundant  # a head whose own share of the output is below this may leave
     tolerance: float = Pruning.tolerance  # of a rise of the loss without it, as a share
     seed: int = Incrt.seed
@@ -261,12 +261,11 @@ class IncrtConfig:
                 return Published(self.numerics, prune=self.prune, **share, **common)
             if self.criterion == "random":
                 return RandomBirths(self.births, warm_up=self.warm_up, **common)
-            grace = 4 * self.cool_down if self.grace is None else self.grace
             return Incrt(
                 calibration=self.calibration, cool_down=self.cool_down, warm_up=self.warm_up, **common,
                 certainty=self.certainty, steady=self.steady, plateau=self.plateau, hits=self.hits, feeds=self.feeds,
                 **share, prune=self.prune,
-                pruning=Pruning(grace, self.redundant, tolerance=self.tolerance),
+                pruning=Pruning(self.grace or 4 * self.cool_down, self.redundant, tolerance=self.tolerance),
             )  # fmt: skip
         except InputError as error:
             raise InputError(f"incrt.{error.field}", error.value, error.expected) from None
