@@ -144,7 +144,7 @@ def settings(study: str, arm: str, seed: int, there: list[dict[str, Any]], optio
     return build_config({**flatten(load_config(CONFIGS / STUDIES[study].config)), **changes})
 
 
-def key(result: dict[str, Any]) -> tuple[str, str, int]:
+def run_of(result: dict[str, Any]) -> tuple[str, str, int]:
     """Which run it is of; the oldest files know one study only."""
     return result.get("study", "prism"), result["arm"], result["seed"]
 
@@ -152,7 +152,7 @@ def key(result: dict[str, Any]) -> tuple[str, str, int]:
 def result_of(arm: str, seed: int, there: list[dict[str, Any]], options: argparse.Namespace) -> dict[str, Any]:
     """What another arm found with this seed."""
     for result in there:
-        if key(result) == (options.study, arm, seed):
+        if run_of(result) == (options.study, arm, seed):
             return result
     raise SystemExit(f"{arm}, seed {seed}: not in {options.out} yet; run it first, another arm takes after it")
 
@@ -224,7 +224,7 @@ def measured(loaded: LoadedRun, entries: list[dict[str, Any]], options: argparse
 
 def tables(results: list[dict[str, Any]]) -> str:
     """A table for each study, in the order of the studies."""
-    latest = {key(result): result for result in results}
+    latest = {run_of(result): result for result in results}
     studies = [name for name in STUDIES if any(study == name for study, _, _ in latest)]
     texts = [table(name, [latest[run] for run in latest if run[0] == name]) for name in studies]
     if len(studies) > 1:
@@ -325,7 +325,7 @@ def main() -> None:
             )
     for seed in map(int, options.seeds.split(",")):
         for arm in names:
-            if any(key(result) == (options.study, arm, seed) for result in there):
+            if any(run_of(result) == (options.study, arm, seed) for result in there):
                 continue
             result = run_one(options.study, arm, seed, there, options)
             there.append(result)

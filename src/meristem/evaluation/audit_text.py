@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from meristem.comparison import PairedDifference
 from meristem.evaluation.audit import CONFIDENCE, Audit, HeadFinding, LayerFinding
-from meristem.wording import counted
+from meristem.wording import counted, listed
 
 NAMED = 8  # heads or layers that a sentence lists
 
@@ -138,16 +138,11 @@ def _sufficient_sentences(audit: Audit) -> list[str]:
 
 
 def _heads(heads: Sequence[HeadFinding]) -> str:
-    return _listed([f"head {head.head} of layer {head.layer}" for head in heads])
+    return listed([f"head {head.head} of layer {head.layer}" for head in heads], NAMED)
 
 
 def _layers(layers: Sequence[LayerFinding]) -> str:
-    return f"layer{'' if len(layers) == 1 else 's'} {_listed([str(layer.layer) for layer in layers])}"
-
-
-def _listed(names: Sequence[str]) -> str:
-    rest = len(names) - NAMED
-    return ", ".join(names) if rest <= 0 else f"{', '.join(names[:NAMED])} and {rest} more"
+    return f"layer{'' if len(layers) == 1 else 's'} {listed([str(layer.layer) for layer in layers], NAMED)}"
 
 
 def _share(audit: Audit, difference: float) -> str:

@@ -24,6 +24,7 @@ from meristem.records import finite
 from meristem.training.checkpoint import write_atomically
 from meristem.training.devices import describe_device
 from meristem.training.run import load_run
+from meristem.wording import listed
 
 OTHER_LABELS = ("count", "refuse")
 
@@ -124,9 +125,8 @@ def evaluate_classifier(
     rows = read.rows
     if not len(rows):
         if read.other_labels:
-            known = ", ".join(recipe.classes[:20])
-            said = f"has labels that the run does not know and no others: {label_counts(read.other_labels)}"
-            raise InputError("data", str(source), f"{said}; it knows {known}")
+            strange = f"{label_counts(read.other_labels)}; it knows {', '.join(recipe.classes[:20])}"
+            raise InputError("data", str(source), f"has labels that the run does not know and no others: {strange}")
         raise RunError(f"{source}: no rows to score")
     scores = classify(loaded.model, rows, batch=loaded.config.eval.batch, device=loaded.device)
     result = ClassEvaluation(
@@ -156,7 +156,7 @@ def _held_out(folder: Path, recipe: Recipe) -> LabelledRows:
 def _read_file(
     path: Path, recipe: Recipe, columns: Columns, split: str | None, other_labels: str, on_error: str
 ) -> _Read:
-    tokens, labels, counted, cut, bad = [], [], Counter[str](), 0, 0
+    tokens, labels, strange, cut, bad = [], [], Counter[str](), 0, 0
     row_files([path])
     for row in read_rows(path, columns):
         if isinstance(row, BadPlace):
@@ -167,20 +167,21 @@ def _read_file(
         elif split is None or row.split == split:
             number = recipe.class_numbers.get(row.label)
             if number is None:
-                counted[row.label] += 1
+                strange[row.label] += 1
             else:
                 pieces = recipe.cut.pieces(row.text)
                 cut += len(pieces) > recipe.length
                 tokens.append(recipe.encode_pieces(pieces))
                 labels.append(number)
-    others = dict(sorted(counted.items()))
+    others = dict(sorted(strange.items()))
     if others and other_labels == "refuse":
-        known = f"has labels that the run does not know: {label_counts(others)}"
-        raise InputError("data", str(path), f"{known}; leave them out with --other-labels count")
+        expected = (
+            f"has labels that the run does not know: {label_counts(others)}; leave them out with --other-labels count"
+        )
+        raise InputError("data", str(path), expected)
     return _Read(LabelledRows.of(tokens, labels), cut, bad, others)
 
 
-def label_counts(labels: Mapping[str, int], most: int = 20) -> str:
+def label_counts(labels: Mapping[str, int]) -> str:
     """Rows by label, for people."""
-    more = f" and {len(labels) - most} more" if len(labels) > most else ""
-    return ", ".join(f"{label} ({count})" for label, count in list(labels.items())[:most]) + more
+    return listed([f"{label} ({count})" for label, count in labels.items()], most=20)

@@ -55,9 +55,9 @@ class HeadMoments:
 
     def _factor(self) -> Tensor:
         """The Cholesky factor of the moments with a ridge."""
-        eye = torch.eye(len(self.gram), dtype=self.gram.dtype, device=self.gram.device)
-        floor = RIDGE * self.gram.diagonal().mean() + torch.finfo(torch.float64).tiny
-        return _cholesky(self.gram + floor * eye)
+        diagonal = self.gram.diagonal()
+        floor = RIDGE * diagonal.mean() + torch.finfo(torch.float64).tiny
+        return _cholesky(self.gram.diagonal_scatter(diagonal + floor))
 
 
 def _cholesky(matrix: Tensor) -> Tensor:
