@@ -3,8 +3,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 DEMO := runs/demo
+CHAOS := runs/chaos
 
-.PHONY: demo test test-slow format clean
+.PHONY: demo test test-slow chaos format clean
 
 # Each step leaves its mark when it has ended well, so that an interrupted one is done again.
 $(VENV)/.made:
@@ -37,6 +38,10 @@ test: $(VENV)/.dev
 
 test-slow: $(VENV)/.dev
 	$(BIN)/pytest -m slow
+
+# What is killed, damaged, fuzzed or starved survives or is refused clearly: minutes, or with FULL=1 the required counts.
+chaos: $(VENV)/.dev
+	PYTHONPATH=tests $(BIN)/python -m chaos $(if $(FULL),--full) $(if $(SEED),--seed $(SEED)) --out $(CHAOS) $(ATTACKS)
 
 format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from commands import Call, Said
 
@@ -14,6 +15,9 @@ from commands import Call, Said
 # another many times longer than they work. Set before torch is imported.
 if workers := os.environ.get("PYTEST_XDIST_WORKER_COUNT"):
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // int(workers))))
+
+settings.register_profile("meristem", deadline=None)  # a busy machine is no error
+settings.load_profile("meristem")
 
 
 @pytest.fixture

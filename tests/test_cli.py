@@ -8,7 +8,6 @@ import math
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -42,16 +41,21 @@ def refused(said: Said, *parts: str) -> None:
 # --- help ------------------------------------------------------------------------------------------------------------
 
 
-def test_help_is_quick_and_names_every_verb() -> None:
-    times = []
-    for _ in range(3):
-        begin = time.perf_counter()
-        command = [sys.executable, "-m", "meristem", "--help"]
-        result = subprocess.run(command, capture_output=True, text=True, check=True)
-        times.append(time.perf_counter() - begin)
-    assert min(times) < 0.5
+def test_help_names_every_verb_and_waits_for_nothing_heavy() -> None:
+    """How long it takes is measured by `meristem bench start`; what takes long is torch."""
+    program = """
+import sys
+from meristem.cli import main
+sys.argv = ["meristem", "--help"]
+try:
+    main()
+finally:
+    print([name for name in ("torch", "numpy", "safetensors", "tokenizers", "transformers") if name in sys.modules])
+"""
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     for verb in ("plan", "data", "train", "resume", "eval", "generate", "bench"):
         assert f" {verb} " in result.stdout
+    assert result.stdout.splitlines()[-1] == "[]"
 
 
 def test_version(call: Call) -> None:
@@ -129,6 +133,15 @@ def test_multi_query_is_not_neutral_and_needs_force(call: Call) -> None:
         (["--dims", "100"], ["dims = 100", "multiples of 8 up to 256"]),
         (["--ramp", "7"], ["ramp = 7", "must be in 0..6"]),
         (["--plan", "nowhere.json"], ["nowhere.json: cannot be read"]),
+        (["--plan", "/dev/zero"], ["/dev/zero: cannot be read (is not a regular file)"]),
+        (["--out", "/dev/null"], ["/dev/null: cannot be written"]),
+        (["--layers", "1000000"], ["layers = 1000000", "at most 16,384"]),
+        (["--width", "600000000000000000"], ["width = 600000000000000000", "at most 1,048,576"]),
+        (["--heads", "9" * 400], ["heads = 999", "at most"]),
+        (["--heads", "9" * 5000], ["heads = '999", "must be an integer"]),
+        (["--heads", "12," + "9" * 400], ["heads = 999", "must divide width 768"]),
+        (["--heads", "3,3", "--width", "0"], ["width = 0", "at least 1"]),
+        (["--batch-tokens", "9" * 30], ["batch_tokens = 999", "at most"]),
     ],
 )
 def test_bad_plans_are_refused_with_field_value_and_what_is_allowed(
@@ -455,3 +468,13 @@ def test_an_unknown_tracker_leaves_no_folder(call: Call, place: Path, tmp_path: 
     said = call("train", place / "tiny.toml", "--out", tmp_path / "run", "--log.trackers", "nonsense")
     refused(said, "log.trackers", "nonsense")
     assert not (tmp_path / "run").exists()
+
+
+def test_a_file_needs_a_name(call: Call) -> None:
+    refused(call("plan", "--out", ""), "cannot be written (a file needs a name)")
+
+
+def test_a_usage_error_is_one_line(call: Call) -> None:
+    refused(call("plan", "--layers", "many"), "'--layers'", "(see meristem plan --help)")
+    refused(call("plan", "--nope"), "No such option: --nope")
+    refused(call("resume"), "Missing argument")

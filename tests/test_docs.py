@@ -49,3 +49,10 @@ def test_links_lead_somewhere() -> None:
     for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
         for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
             assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/guide.md", "docs/incrt.md"])
+def test_prose_is_wrapped(name: str) -> None:
+    """Lines of tables excepted, which cannot be."""
+    lines = enumerate((ROOT / name).read_text().splitlines(), 1)
+    assert [number for number, line in lines if len(line) > 140 and not line.startswith("|")] == []

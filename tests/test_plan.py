@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -645,9 +646,9 @@ def test_files(tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     path.write_text(plan.to_json(), encoding="utf-8")
     assert Plan.load(path) == plan
-    for content in (b"{", b"\xff\xfe\x00"):
+    for content, reason in ((b"{", "a JSON"), (b"\xff\xfe\x00", "a UTF-8 text")):
         path.write_bytes(content)
-        with pytest.raises(RunError, match=r"plan\.json: not a JSON file"):
+        with pytest.raises(RunError, match=rf"plan\.json: not {reason} file"):
             Plan.load(path)
     with pytest.raises(RunError, match=r"absent\.json: cannot be read"):
         Plan.load(tmp_path / "absent.json")
@@ -711,3 +712,123 @@ def test_heads_of_a_given_dim_need_not_fill_the_width() -> None:
         Plan.prism(layers=12, width=768, heads=12, head_dim=64)
     with pytest.raises(InputError, match="head_dim = 7"):
         Plan.uniform(layers=1, width=768, heads=1, head_dim=7)
+
+
+# --- sizes that cannot be --------------------------------------------------------------------------------------------
+
+HUGE = (10**9, 10**18, 10**400, 10**5000)
+
+
+@pytest.mark.parametrize("value", HUGE, ids=("9", "18", "400", "5000"))
+@pytest.mark.parametrize("field", ["layers", "width", "heads", "vocabulary", "context", "feed_forward", "classes"])
+def test_huge_sizes_are_refused_before_anything_is_made(field: str, value: int) -> None:
+    if field == "context" and value == 10**9:
+        return  # a context that long is thinkable
+    with pytest.raises(InputError) as caught:
+        Plan.scheduled("uniform", **{**SIZES["small"], field: value})
+    assert message(caught).startswith(f"{field} = ")
+    assert len(message(caught)) < 400
+    with pytest.raises(InputError, match=rf"{field} = "):
+        Plan.uniform(**{**SIZES["small"], "head_dim": 64, field: value})
+
+
+@pytest.mark.parametrize("value", HUGE, ids=("9", "18", "400", "5000"))
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda n: LayerPlan(n, 64, 1),
+        lambda n: LayerPlan(12, 2 * n, 1),
+        lambda n: LayerPlan(12, 64, n),
+        lambda n: LayerPlan(12, 64, 12, Loop((n,), 1)),
+        lambda n: LayerPlan(12, 64, 12, Loop((0,), n)),
+        lambda n: LayerPlan(12, 64, 12, None, n),
+        lambda n: Gates(n, 1),
+        lambda n: Gates(1, n),
+        lambda n: Plan.from_heads([12, n], width=768),
+        lambda n: Plan.from_heads([n], width=768, head_dim=64),
+        lambda n: Plan.from_heads([12], width=768, head_dim=2 * n),
+        lambda n: Plan.from_heads([12], width=768, kv_group=n),
+        lambda n: Plan.prism(**SIZES["small"]).memory(n * 10**4),
+        lambda n: Plan.prism(**SIZES["small"]).warnings(n),
+    ],
+)
+def test_huge_parts_are_refused(make: Any, value: int) -> None:
+    with pytest.raises(InputError) as caught:
+        make(value)
+    assert len(message(caught)) < 400
+
+
+def test_the_largest_plans_are_still_quick_and_their_texts_short() -> None:
+    plan = Plan.uniform(layers=2**14, width=768, heads=8)
+    assert len(plan.warnings()[0]) < 1000  # head dim 96, in all layers
+    with pytest.raises(InputError, match="layers = 16385"):
+        Plan(768, 100, 10, 10, (LayerPlan(1, 2, 1),) * (2**14 + 1))
+    with pytest.raises(InputError, match="layers = 16385"):
+        Plan.from_dict({**Plan.prism(**SIZES["small"]).to_dict(), "layers": [None] * (2**14 + 1)})
+    with pytest.raises(InputError, match=r"heads = 17: must divide width 720720.* and 220 more") as caught:
+        Plan.from_heads([17], width=720720)
+    assert len(message(caught)) < 300
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"a":' * 100_000, "9" * 5000, "", "NaN", '{"width": ' + "9" * 5000])
+def test_no_text_is_a_traceback(text: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError) as caught:
+        Plan.from_json(text)
+    assert len(message(caught)) < 500
+    (tmp_path / "plan.json").write_text(text)
+    with pytest.raises(RunError, match=r"plan\.json: "):
+        Plan.load(tmp_path / "plan.json")
+
+
+def test_a_pipe_is_no_plan(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "plan.json")
+    for path in (tmp_path / "plan.json", Path("/dev/zero"), tmp_path):
+        with pytest.raises(RunError, match="cannot be read"):
+            Plan.load(path)
+
+
+ANYTHING = st.one_of(
+    st.none(), st.booleans(), st.floats(), st.text(max_size=3), st.sampled_from([*HUGE, -1, 0, 1, 2, -(10**400)]),
+    st.lists(st.integers(-1, 3), max_size=2), st.sampled_from([[[1]], {}, {"heads": None}]),
+)  # fmt: skip
+
+
+@given(st.data())
+def test_no_value_in_a_plan_is_a_traceback(data: st.DataObject) -> None:
+    plan = Plan.uniform(layers=3, width=64, heads=4, vocabulary=10, context=8, classes=3)
+    plan = replace(plan, gates=Gates(2, 2)).with_layer(1, LayerPlan(4, 16, 4, Loop((0, 1), 2)))
+    content = plan.to_dict()
+    objects = [content, content["gates"], *content["layers"], content["layers"][1]["loop"]]
+    inner, key = data.draw(st.sampled_from([(inner, key) for inner in objects for key in inner]))
+    inner[key] = data.draw(ANYTHING)
+    try:
+        Plan.from_dict(content).table()
+    except InputError as error:
+        assert len(str(error)) < 600  # noqa: PT017
+
+
+# --- memory ----------------------------------------------------------------------------------------------------------
+
+
+def test_what_does_not_fit_is_named() -> None:
+    plan, gib = Plan.prism(**SIZES["small"]), 2**30
+    tokens, total = 8 * 1024, plan.memory(8 * 1024).total
+    plan.check_memory(tokens, 8, total + 8 * 8 * 1025)
+    cases = [
+        ((tokens, 8, total), "batch_tokens = 8192", f"needs about {total / gib:.1f} GiB for the whole training step"),
+        ((tokens, 10**12, 64 * gib), "batch_size = 1000000000000", "GiB for the ids of so many sequences of 1,024"),
+        (
+            (tokens, 8, gib),
+            "parameters = 123587328",
+            "needs about 2.1 GiB with gradients and optimizer, the machine has",
+        ),
+        ((2**40, 8, 64 * gib), "batch_tokens = 1099511627776", "the machine has 64.0"),
+        ((10**400, 8, gib), "batch_tokens = 1000", "must be at most"),
+        ((tokens, 10**400, gib), "batch_size = 1000", "must be at most"),
+    ]
+    for arguments, field, reason in cases:
+        with pytest.raises(InputError) as caught:
+            plan.check_memory(*arguments)
+        assert message(caught).startswith(field)
+        assert reason in message(caught)
+        assert len(message(caught)) < 400

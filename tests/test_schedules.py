@@ -19,7 +19,9 @@ from meristem.schedules import (
     PREFERRED_DIMS,
     SCHEDULES,
     check_prism,
+    check_rising,
     default_ramp,
+    divisors,
     head_schedule,
     ladder,
     short_phases,
@@ -182,6 +184,15 @@ def test_base_layers_are_counted_in_strict_mode_only() -> None:
         ({"ramp": 7}, ["ramp", "7", "0..6"]),
         ({"dims": (512,)}, ["dims", "512", "256"]),
         ({"dims": (100,)}, ["dims", "100", "multiples of 8"]),
+        ({"dims": ("64",)}, ["dims", "'64'", "multiples of 8"]),
+        ({"layers": 10**6}, ["layers", "1000000", "at most 16,384"]),
+        ({"layers": True}, ["layers", "True", "an integer"]),
+        ({"width": 600_000_000_000_000_000}, ["width", "at most 1,048,576"]),
+        ({"width": 2**19, "heads": 3}, ["heads", "3", "524288", "one of [1, 2, 4"]),
+        ({"heads": 10**400}, ["heads", "1000", "at most"]),
+        ({"heads": "12"}, ["heads", "'12'", "an integer"]),
+        ({"ramp": 10**400}, ["ramp", "1000"]),
+        ({"name": "shuffle", "seed": 10**5000}, ["seed", "bits"]),
     ],
 )
 def test_errors_name_field_value_and_what_is_allowed(change: dict[str, object], words: list[str]) -> None:
@@ -189,3 +200,27 @@ def test_errors_name_field_value_and_what_is_allowed(change: dict[str, object], 
     with pytest.raises(InputError) as caught:
         head_schedule(**arguments)  # type: ignore[arg-type]
     assert all(word in str(caught.value) for word in words), caught.value
+
+
+def test_divisors_are_found_quickly() -> None:
+    for n in range(1, 300):
+        assert divisors(n) == [x for x in range(1, n + 1) if n % x == 0]
+    prime = 2**31 - 1
+    assert divisors(prime) == [1, prime]
+    assert len(divisors(963_761_198_400)) == 6720  # as many as below 10**12
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_the_deepest_schedules_can_be_made(schedule: str) -> None:
+    assert len(head_schedule(schedule, layers=2**14, width=768, heads=12)) == 2**14
+
+
+def test_messages_are_short() -> None:
+    for change in ({"width": 720720, "heads": 17}, {"heads": 3, "dims": (256, 128, 64) * 1000}):
+        arguments: dict[str, object] = {"layers": 12, "width": 768, "heads": 12, **change}
+        with pytest.raises(InputError) as caught:
+            head_schedule("prism", **arguments)  # type: ignore[arg-type]
+        assert len(str(caught.value)) < 400
+    with pytest.raises(InputError) as caught:
+        check_rising((10**5000, 1))
+    assert len(str(caught.value)) < 200

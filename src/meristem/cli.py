@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import json
+import os
+import signal
 import sys
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
 from meristem import __version__
-from meristem.errors import InputError, RunError
+from meristem.arguments import integers
+from meristem.cli_bench import bench_app
+from meristem.errors import InputError, MachineError, RunError, shortened
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from meristem.evaluation.evaluate import Evaluation
     from meristem.evaluation.evaluate_classifier import ClassEvaluation
     from meristem.plan import Plan
+    from meristem.training.loop import Outcome
 
 app = typer.Typer(
     name="meristem",
@@ -28,7 +36,6 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 data_app = typer.Typer(help="Prepare and check data.", no_args_is_help=True, rich_markup_mode=None)
-bench_app = typer.Typer(help="Measure speed and memory.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(data_app, name="data")
 demo_app = typer.Typer(help="See a method at work on a small task.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(bench_app, name="bench")
@@ -37,17 +44,80 @@ app.add_typer(demo_app, name="demo")
 OVERRIDES = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 
+# What the machine, not the input, is the reason of: a full or broken disk, too many open files, no memory.
+MACHINE = (
+    errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.EMFILE, errno.ENFILE, errno.ENOMEM,
+)  # fmt: skip
+
+
 def main() -> None:
-    """Run the command line; a user's mistake is one clear line, not a traceback."""
+    """Run the command line; what went wrong is one clear line, not a traceback.
+
+    The exit status is 2 where the input is at fault, 1 where the machine is.
+    """
+    _mend_streams()
     try:
-        app()
+        try:
+            code = app(standalone_mode=False)
+        finally:
+            sys.stdout.flush()
+        sys.exit(code if isinstance(code, int) else 0)
+    except BrokenPipeError:  # whoever read the output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        sys.exit(128 + 13)
     except (InputError, RunError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+        _fail(2, str(error))
+    except MachineError as error:
+        _fail(1, str(error))
+    except MemoryError as error:
+        _fail(1, f"out of memory; take a smaller model, batch or input ({shortened(str(error)) or 'no more is known'})")
     except OSError as error:  # a full disk, a folder that cannot be written
-        where = "" if error.filename is None else f"{error.filename}: "
-        print(f"error: {where}{error.strerror or error}", file=sys.stderr)
-        sys.exit(2)
+        where = "" if error.filename is None else f"{shortened(str(error.filename))}: "
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        remedy = "; make room, then run it again (a run: meristem resume)" if full else ""
+        _fail(1 if error.errno in MACHINE else 2, f"{where}{error.strerror or error}{remedy}")
+    except Exception as error:
+        if hasattr(error, "format_message"):  # the command line was not understood
+            _refuse_usage(error)
+        if not _is_out_of_memory(error):
+            raise
+        _fail(1, f"out of memory; take a smaller model or train.micro_batch ({shortened(str(error))})")
+
+
+def _mend_streams() -> None:
+    """Let closed streams lead nowhere, so that no file takes their place, and show what an encoding does not have."""
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        if getattr(sys, name) is None:
+            try:
+                os.fstat(number)
+            except OSError:
+                os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free
+            setattr(sys, name, open(number, mode, closefd=False))  # noqa: SIM115  (it stays open)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _fail(code: int, text: str) -> NoReturn:
+    words = " ".join(shortened(word) for word in text.split())  # names of files can be long, too
+    with suppress(OSError):  # nobody may be there to read it
+        print(f"error: {words}", file=sys.stderr, flush=True)
+    sys.exit(code)
+
+
+def _refuse_usage(error: Any) -> NoReturn:
+    """A line for arguments that mean nothing; the help itself where there are none."""
+    context = getattr(error, "ctx", None)
+    if type(error).__name__ == "NoArgsIsHelpError":
+        error.show()
+        sys.exit(error.exit_code)
+    help = "" if context is None else f" (see {context.command_path} --help)"
+    _fail(error.exit_code, f"{shortened(error.format_message())}{help}")
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    """Whether torch found no memory; on a CPU it says so in words only."""
+    return type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in str(error)
 
 
 @app.callback(invoke_without_command=True)
@@ -88,6 +158,7 @@ def plan_command(
     out: Annotated[Path | None, typer.Option(help="Write the plan to a file.")] = None,
 ) -> None:
     """Print a plan: its structure, what it costs, and what will be slow."""
+    from meristem.files import write_atomically
     from meristem.plan import Plan
     from meristem.plan_view import plan_facts, plan_text, side_by_side
     from meristem.schedules import check_rising
@@ -96,7 +167,7 @@ def plan_command(
         "vocabulary": vocabulary, "context": context, "feed_forward": feed_forward, "kv_group": kv_group,
         "force_multi_query": mqa, "head_dim": head_dim, "classes": classes, "pooling": pooling,
     }  # fmt: skip
-    solver: dict[str, Any] = {"dims": _integers("dims", dims), "ramp": ramp, "seed": seed}
+    solver: dict[str, Any] = {"dims": integers("dims", dims), "ramp": ramp, "seed": seed}
     if file is not None:
         given = {
             "layers": layers, "width": width, "heads": heads, "schedule": schedule, "mqa": mqa or None,
@@ -107,22 +178,22 @@ def plan_command(
                 raise InputError(field, value, f"cannot be given together with --plan {file}")
         name, plan = file.name, _load_plan(file)
     elif heads is not None and "," in heads:
-        counts = _integers("heads", heads)
+        counts = integers("heads", heads)
         if layers not in (None, len(counts)):
             raise InputError("layers", layers, f"must equal the {len(counts)} head counts given, or be left out")
         if schedule is not None:
             raise InputError("schedule", schedule, "cannot be given together with a list of head counts")
         if not force:
             check_rising(counts)
-        name, plan = "list", Plan.from_heads(counts, width=width or 768, **shape)
+        name, plan = "list", Plan.from_heads(counts, width=768 if width is None else width, **shape)
     else:
-        name, base = schedule or "prism", _integers("heads", heads or "12")[0]
+        name, base = schedule or "prism", integers("heads", "12" if heads is None else heads)[0]
         size: dict[str, Any] = {"layers": 12 if layers is None else layers, "width": 768 if width is None else width}
         plan = Plan.scheduled(name, heads=base, **size, **solver, **shape)
     if mqa and not force:
         _refuse_mqa(plan)
     if out is not None:
-        out.write_text(plan.to_json(), encoding="utf-8")
+        write_atomically(out, plan.to_json())
     other = None
     if against is not None:
         ratios = {layer.heads // layer.kv_heads for layer in plan.layers}
@@ -150,13 +221,6 @@ def _load_plan(path: Path) -> Plan:
     from meristem.training.run import RunFolder
 
     return RunFolder.open(path).newest_plan
-
-
-def _integers(field: str, text: str) -> list[int]:
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError:
-        raise InputError(field, text, "must be an integer or integers separated by commas") from None
 
 
 def _refuse_mqa(plan: Plan) -> None:
@@ -193,7 +257,8 @@ def data_prepare(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace data made from other inputs.")] = False,
 ) -> None:
     """Turn text into token shards."""
-    from meristem.data import load_tokenizer, prepare, shown_progress, stdlib_files
+    from meristem.data import held_out_warning, load_tokenizer, prepare, shown_progress, stdlib_files
+    from meristem.wording import counted
 
     if builtin == bool(paths):
         raise InputError("paths", [str(p) for p in paths or []], "give either files and folders, or --builtin")
@@ -209,10 +274,12 @@ def data_prepare(
             source="Python standard library" if builtin else None,
         )  # fmt: skip
     print(
-        f"{out}: {index.train.tokens:,} training tokens in {index.train.documents:,} documents, "
+        f"{out}: {index.train.tokens:,} training tokens in {counted(index.train.documents, 'document')}, "
         f"{index.held_out.tokens:,} held-out tokens in {index.held_out.documents:,}; "
         f"{index.tokenizer.vocabulary:,} token ids" + (f"; {index.skipped} bad places skipped" if index.skipped else "")
     )
+    if held_out != 0 and (warning := held_out_warning(index)) is not None:
+        print(f"warning: {warning}", file=sys.stderr)
 
 
 @data_app.command("prepare-labelled")
@@ -287,24 +354,34 @@ def train_command(
 
     resolved = load_config(config, context.args)
     exists = go_on and (out / "config.toml").is_file()
-    _finish(resume(out, resolved) if exists else train(resolved, out))
+    _finish(lambda: resume(out, resolved) if exists else train(resolved, out))
 
 
 @app.command("resume", context_settings=OVERRIDES)
-def resume_command(context: typer.Context, run: Annotated[Path, typer.Argument(help="The folder of a run.")]) -> None:
+def resume_command(
+    context: typer.Context,
+    run: Annotated[Path, typer.Argument(help="The folder of a run.")],
+    from_start: Annotated[
+        bool, typer.Option("--from-start", help="Begin anew on purpose; logs and checkpoints are kept aside.")
+    ] = False,
+) -> None:
     """Go on with a run from its newest whole checkpoint."""
     from meristem.training.config import override
     from meristem.training.loop import resume
     from meristem.training.run import RunFolder
 
-    _finish(resume(run, override(RunFolder.open(run).config, context.args)))
+    _finish(lambda: resume(run, override(RunFolder.open(run).config, context.args), from_start=from_start))
 
 
-def _finish(outcome: Any) -> None:
-    """Draw what was learned; leave with the signal's exit status if one ended the run."""
-    import os
+def _finish(train: Callable[[], Outcome]) -> None:
+    """Train, and draw what was learned; leave with the signal's exit status if one ended the run."""
+    from meristem.training.distributed import own_rank
 
-    if int(os.environ.get("RANK", "0")) == 0:
+    try:
+        outcome = train()
+    except KeyboardInterrupt:  # at once: not even a save that is under way is waited for
+        os._exit(128 + signal.SIGINT)
+    if own_rank() == 0:
         from meristem.report.run import draw_growth, draw_loss
 
         draw_loss(outcome.folder)
@@ -333,6 +410,7 @@ def eval_command(
     other_labels: Annotated[str | None, typer.Option(help="Labels new to the run: count (apart) or refuse.")] = None,
     on_error: Annotated[str | None, typer.Option(help="For a bad row of a file: refuse or skip.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    out: Annotated[Path | None, typer.Option(help="Folder for result and pictures; the run's own.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
 ) -> None:
     """Held-out loss, perplexity and attention distance; of a classifier accuracy and F1. Draws pictures."""
@@ -360,29 +438,42 @@ def eval_command(
         from meristem.evaluation.evaluate_classifier import evaluate_classifier
         from meristem.report.classification import classification_text
 
-        result = evaluate_classifier(run, step=step, data=data, device=device, **of_rows)
+        result = evaluate_classifier(run, step=step, data=data, device=device, out=out, **of_rows)
         text = classification_text(result)
     else:
         from meristem.evaluation.evaluate import evaluate_run
         from meristem.report.run import evaluation_text
 
-        result = evaluate_run(run, step=step, data=data, device=device, **of_windows)
+        result = evaluate_run(run, step=step, data=data, device=device, out=out, **of_windows)
         text, distances = evaluation_text(result), result.attention_distance
-    pictures = [draw_structure(run, distances, result.plan), draw_loss(run), draw_growth(run)]
+    pictures: list[Path | None] = []
+    if data is None:  # those of the run are not about other data
+        pictures = [draw_structure(run, distances, result.plan, out), draw_loss(run, out), draw_growth(run, out)]
     if as_json:
         print(json.dumps(result.to_dict(), indent=1))
-    else:
-        print(text)
-        print("pictures: " + ", ".join(str(p) for p in pictures if p is not None))
+        return
+    print(text)
+    if result.file is not None:
+        print(f"result: {result.file}")
+    if data is None:
+        _print_pictures(run, pictures)
+
+
+def _print_pictures(run: Path, pictures: Sequence[Path | None]) -> None:
+    drawn = [str(path) for path in pictures if path is not None]
+    print(f"pictures: {', '.join(drawn)}" if drawn else f"{run} cannot be written to: nothing was saved (see --out)")
 
 
 @app.command("report")
-def report_command(run: Annotated[Path, typer.Argument(help="The folder of a run.")]) -> None:
+def report_command(
+    run: Annotated[Path, typer.Argument(help="The folder of a run.")],
+    out: Annotated[Path | None, typer.Option(help="Folder for the pictures; the run's own.")] = None,
+) -> None:
     """What a run has done so far, from its files: what grew, when and why; draws loss.svg and growth.svg."""
     from meristem.report.run import draw_growth, draw_loss, run_text
 
     print(run_text(run))
-    print("pictures: " + ", ".join(str(path) for path in (draw_loss(run), draw_growth(run)) if path is not None))
+    _print_pictures(run, [draw_loss(run, out), draw_growth(run, out)])
 
 
 @app.command("audit")
@@ -395,6 +486,7 @@ def audit_command(
     threshold: Annotated[float, typer.Option(help="Share of the loss below which a difference is none.")] = 0.001,
     data: Annotated[Path | None, typer.Option(help="Other prepared data, made alike.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    out: Annotated[Path | None, typer.Option(help="Folder for the result; the run's own.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
 ) -> None:
     """Does every head of a trained model matter (minimal), and would another one help (sufficient)?"""
@@ -402,7 +494,7 @@ def audit_command(
     from meristem.evaluation.audit_run import audit_run, printed_progress
 
     settings = AuditSettings(threshold, feeds, steps, layers=layers)
-    result = audit_run(run, settings, sequences=sequences, data=data, device=device, report=printed_progress())
+    result = audit_run(run, settings, sequences=sequences, data=data, device=device, out=out, report=printed_progress())
     print(json.dumps(result.to_dict(), indent=1, allow_nan=False) if as_json else result)
 
 
@@ -468,100 +560,3 @@ def demo_incrt(
     from meristem.synthetic.demo import Demo, show
 
     show(Demo(task, heads, criterion, seed, steps), out)
-
-
-# --- bench -----------------------------------------------------------------------------------------------------------
-
-
-@bench_app.command("step")
-def bench_step(
-    layers: Annotated[int, typer.Option(help="Number of layers.")] = 12,
-    width: Annotated[int, typer.Option(help="Width.")] = 768,
-    heads: Annotated[int, typer.Option(help="Base head count.")] = 12,
-    schedules: Annotated[str, typer.Option(help="Schedules to measure, separated by commas.")] = "uniform,prism",
-    vocabulary: Annotated[int, typer.Option(help="Vocabulary size.")] = 50304,
-    context: Annotated[int, typer.Option(help="Context length.")] = 1024,
-    batch: Annotated[int, typer.Option(help="Sequences per step.")] = 32,
-    steps: Annotated[int, typer.Option(help="Timed steps.")] = 30,
-    warmup: Annotated[int, typer.Option(help="Untimed steps before them.")] = 5,
-    rounds: Annotated[int, typer.Option(help="Times every arm is measured, in turn.")] = 1,
-    attention: Annotated[str, typer.Option(help="auto, cudnn, flash, efficient, math; or several.")] = "auto",
-    nanogpt: Annotated[Path | None, typer.Option(help="A checkout of karpathy/nanoGPT to measure beside.")] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
-    compile: Annotated[bool | None, typer.Option(help="torch.compile; on a GPU if not given.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Write the results as JSON.")] = None,
-) -> None:
-    """Time of a whole training step (forward, backward, update), schedule by schedule, in one run."""
-    from meristem.bench.step import compare_steps, results_text
-    from meristem.plan import Plan
-    from meristem.training.devices import choose_device
-
-    place = choose_device(device)
-    shape: dict[str, Any] = {
-        "layers": layers,
-        "width": width,
-        "heads": heads,
-        "vocabulary": vocabulary,
-        "context": context,
-    }
-    plans = {name: Plan.scheduled(name, **shape) for name in schedules.split(",")}
-    report = compare_steps(
-        plans, place, attention=attention.split(","), nanogpt=nanogpt, batch=batch, steps=steps, warmup=warmup,
-        rounds=rounds, compile=place.type == "cuda" if compile is None else compile,
-        say=lambda text: print(text, file=sys.stderr, flush=True),
-    )  # fmt: skip
-    print(results_text(report))
-    _write_json(report, out)
-
-
-@bench_app.command("growth")
-def bench_growth(
-    layers: Annotated[int, typer.Option(help="Number of layers.")] = 12,
-    width: Annotated[int, typer.Option(help="Width.")] = 768,
-    heads: Annotated[int, typer.Option(help="Heads of every layer.")] = 12,
-    vocabulary: Annotated[int, typer.Option(help="Vocabulary size.")] = 50304,
-    context: Annotated[int, typer.Option(help="Context length.")] = 1024,
-    batch: Annotated[int, typer.Option(help="Sequences per step.")] = 32,
-    grown: Annotated[str, typer.Option(help="With sgt: layers with loops.")] = "10,7,4",
-    looped: Annotated[str, typer.Option(help="With sgt: looped heads of each.")] = "3,7",
-    passes: Annotated[int, typer.Option(help="With sgt: most extra passes of a layer.")] = 3,
-    policy: Annotated[str, typer.Option(help="sgt: loops; or incrt: heads, from one to all in every layer.")] = "sgt",
-    classes: Annotated[int | None, typer.Option(help="With incrt: a classifier of so many classes.")] = None,
-    feed_every: Annotated[int, typer.Option(help="With incrt: steps between two looks at the demand.")] = 25,
-    steps: Annotated[int, typer.Option(help="Timed steps of an arm in a round.")] = 10,
-    rounds: Annotated[int, typer.Option(help="Rounds over all arms.")] = 6,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
-    compile: Annotated[bool | None, typer.Option(help="torch.compile; on a GPU if not given.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Write the results as JSON.")] = None,
-) -> None:
-    """What growth costs: step time with loops, pauses at births, what is measured; in one run."""
-    from meristem.bench.growth import compare_growth, growth_text
-    from meristem.bench.heads import compare_heads, heads_text
-    from meristem.plan import Plan
-    from meristem.training.devices import choose_device
-
-    if policy not in ("sgt", "incrt"):
-        raise InputError("policy", policy, "must be sgt or incrt")
-    place = choose_device(device)
-    plan = Plan.uniform(
-        layers=layers, width=width, heads=heads, vocabulary=vocabulary, context=context, classes=classes
-    )
-    common: dict[str, Any] = {
-        "batch": batch, "steps": steps, "rounds": rounds,
-        "compile": place.type == "cuda" if compile is None else compile,
-        "say": lambda text: print(text, file=sys.stderr, flush=True),
-    }  # fmt: skip
-    if policy == "incrt":
-        report = compare_heads(plan, place, feed_every=feed_every, **common)
-        print(heads_text(report))
-    else:
-        where, which = _integers("grown", grown), _integers("looped", looped)
-        report = compare_growth(plan, place, layers=tuple(where), heads=tuple(which), passes=passes, **common)
-        print(growth_text(report))
-    _write_json(report, out)
-
-
-def _write_json(report: dict[str, Any], out: Path | None) -> None:
-    if out is not None:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")

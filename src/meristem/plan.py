@@ -13,19 +13,47 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from meristem.errors import InputError, RunError
-from meristem.schedules import PREFERRED_DIMS, divisors, head_schedule, is_prism_like, short_phases
+from meristem.errors import InputError, shortened
+from meristem.files import parsed_json, read_json
+from meristem.limits import (
+    MOST_BATCH_TOKENS,
+    MOST_CLASSES,
+    MOST_CONTEXT,
+    MOST_FEED_FORWARD,
+    MOST_HEADS,
+    MOST_LAYERS,
+    MOST_PASSES,
+    MOST_PROCESSES,
+    MOST_TOKEN_IDS,
+    MOST_WIDTH,
+    check_integer,
+)
+from meristem.schedules import (
+    PREFERRED_DIMS,
+    choices,
+    divisors,
+    even_divisors,
+    head_schedule,
+    is_prism_like,
+    short_phases,
+)
+from meristem.wording import listed
 
 FORMAT = "meristem-plan/1"
 FLASH_LIMIT = 256  # flash and cuDNN attention kernels stop here
 LOSS_CHUNK = 8192 * 50304  # logits that exist at a time during the vocabulary loss: 0.8 GB in bf16
+GIB = 2**30
 FLASHINFER_DIMS = (64, 128, 256, 512)
 PADDING = 0  # the token that fills up the shorter rows of a classifier's batch, on the right
+SIZES = {  # of a plan, and their ceilings
+    "width": MOST_WIDTH, "vocabulary": MOST_TOKEN_IDS, "context": MOST_CONTEXT, "feed_forward": MOST_FEED_FORWARD,
+}  # fmt: skip
 POOLINGS = ("mean", "first")  # what a classifier's answer is read from: all tokens alike, or the first one
 
 
@@ -55,8 +83,8 @@ class Gates:
     trained: bool = True
 
     def __post_init__(self) -> None:
-        _at_least("gates.passes", self.passes, 1)
-        _at_least("gates.heads", self.heads, 1)
+        check_integer("gates.passes", self.passes, 1, MOST_PASSES)
+        check_integer("gates.heads", self.heads, 1, MOST_HEADS)
         if type(self.trained) is not bool:
             raise InputError("gates.trained", self.trained, "must be true or false")
 
@@ -75,20 +103,21 @@ class LayerPlan:
     repeats: int = 0
 
     def __post_init__(self) -> None:
-        _at_least("heads", self.heads, 1)
-        _at_least("head_dim", self.head_dim, 2)
+        check_integer("heads", self.heads, 1, MOST_HEADS)
+        check_integer("head_dim", self.head_dim, 2, MOST_WIDTH)
         if self.head_dim % 2:
             raise InputError("head_dim", self.head_dim, "must be even, rotary positions turn pairs of coordinates")
-        _at_least("kv_heads", self.kv_heads, 1)
+        check_integer("kv_heads", self.kv_heads, 1, MOST_HEADS)
         if self.heads % self.kv_heads:
-            raise InputError("kv_heads", self.kv_heads, f"must be one of {divisors(self.heads)}, to divide the heads")
+            allowed = choices(divisors(self.heads))
+            raise InputError("kv_heads", self.kv_heads, f"must be one of {allowed}, to divide the heads")
         if self.loop is not None:
             chosen = self.loop.heads
             in_range = all(type(h) is int and 0 <= h < self.heads for h in chosen)
-            if not chosen or len(set(chosen)) != len(chosen) or not in_range:
+            if not chosen or not in_range or len(set(chosen)) != len(chosen):
                 raise InputError("loop.heads", chosen, f"must be distinct heads out of 0..{self.heads - 1}")
-            _at_least("loop.passes", self.loop.passes, 1)
-        _at_least("repeats", self.repeats, 0)
+            check_integer("loop.passes", self.loop.passes, 1, MOST_PASSES)
+        check_integer("repeats", self.repeats, 0, MOST_PASSES)
         if self.repeats and self.loop is not None:
             raise InputError("repeats", self.repeats, "must be 0 in a layer that has a loop")
 
@@ -189,18 +218,17 @@ class Plan:
     pooling: str = "mean"  # of a classifier
 
     def __post_init__(self) -> None:
-        for field in ("width", "vocabulary", "context", "feed_forward"):
-            _at_least(field, getattr(self, field), 1)
+        for field, most in SIZES.items():
+            check_integer(field, getattr(self, field), 1, most)
         if self.classes is not None:
-            _at_least("classes", self.classes, 2)
+            check_integer("classes", self.classes, 2, MOST_CLASSES)
         if self.pooling not in POOLINGS:
             raise InputError("pooling", self.pooling, f"must be one of {', '.join(POOLINGS)}")
         if self.classes is None and self.pooling != "mean":
             raise InputError("pooling", self.pooling, "is of classifiers only, and this plan has no classes")
         if not isinstance(self.layers, tuple) or not all(isinstance(layer, LayerPlan) for layer in self.layers):
             raise InputError("layers", self.layers, "must be a tuple of LayerPlan")
-        if not self.layers:
-            raise InputError("layers", 0, "must be at least 1")
+        check_integer("layers", len(self.layers), 1, MOST_LAYERS)
         for index, layer in enumerate(self.layers):
             if layer.loop is not None and self.gates is not None:
                 size, gates = len(layer.loop.heads), self.gates
@@ -235,25 +263,22 @@ class Plan:
         `kv_group` query heads share one key/value head, the same number in every layer, which keeps all
         shapes equal. `force_multi_query` takes one key/value head per layer, which does not.
         """
-        _at_least("width", width, 1)
-        if not heads:
-            raise InputError("layers", 0, "must be at least 1")
-        for h in heads if head_dim is None else ():
-            if h < 1 or width % h:
-                raise InputError("heads", h, f"must divide width {width}: one of {divisors(width)}")
-            if (width // h) % 2:
-                even = [x for x in divisors(width) if (width // x) % 2 == 0]
+        check_integer("width", width, 1, MOST_WIDTH)
+        check_integer("layers", len(heads), 1, MOST_LAYERS)
+        for h in heads:
+            if head_dim is None and (type(h) is not int or h < 1 or width % h):
+                raise InputError("heads", h, f"must divide width {width}: one of {choices(divisors(width))}")
+            check_integer("heads", h, 1, MOST_HEADS)
+            if head_dim is None and (width // h) % 2:
+                even = choices(even_divisors(width))
                 raise InputError("heads", h, f"gives the odd head dim {width // h}; use one of {even}")
         if force_multi_query:
             kv_heads = [1] * len(heads)
         else:
-            _at_least("kv_group", kv_group, 1)
-            for h in heads:
-                if h % kv_group:
-                    allowed = [g for g in divisors(min(heads)) if all(x % g == 0 for x in heads)]
-                    raise InputError(
-                        "kv_group", kv_group, f"must divide every head count {list(heads)}: one of {allowed}"
-                    )
+            check_integer("kv_group", kv_group, 1, MOST_HEADS)
+            if any(h % kv_group for h in heads):
+                counts, allowed = choices(sorted(set(heads))), choices(divisors(math.gcd(*heads)))
+                raise InputError("kv_group", kv_group, f"must divide every head count {counts}: one of {allowed}")
             kv_heads = [h // kv_group for h in heads]
         dims = [width // h if head_dim is None else head_dim for h in heads]
         layers = tuple(LayerPlan(h, e, k) for h, e, k in zip(heads, dims, kv_heads, strict=True))
@@ -278,8 +303,10 @@ class Plan:
             if schedule != "uniform":
                 raise InputError(
                     "head_dim", shape["head_dim"],
-                    f"goes with the uniform schedule or a list of head counts; {schedule} has dims of its own",
+                    "goes with the uniform schedule or a list of head counts; "
+                    f"{shortened(schedule)} has dims of its own",
                 )  # fmt: skip
+            check_integer("layers", layers, 1, MOST_LAYERS)
             return cls.from_heads([heads] * layers, width=width, **shape)
         counts = head_schedule(schedule, layers=layers, width=width, heads=heads, dims=dims, ramp=ramp, seed=seed)
         return cls.from_heads(counts, width=width, **shape)
@@ -392,7 +419,7 @@ class Plan:
 
     def memory(self, batch_tokens: int) -> Memory:
         """Estimated memory of a training step on `batch_tokens` tokens at once."""
-        _at_least("batch_tokens", batch_tokens, 1)
+        check_integer("batch_tokens", batch_tokens, 1, MOST_BATCH_TOKENS)
         cost = self.cost
         rows = min(batch_tokens, LOSS_CHUNK // self.vocabulary)
         logits, weight_gradients = 2 * rows * self.vocabulary, (4 + 2) * self.vocabulary * self.width
@@ -406,9 +433,28 @@ class Plan:
             loss=logits + weight_gradients,
         )
 
+    def check_memory(self, batch_tokens: int, batch_size: int, available: int) -> None:
+        """Raise unless a training process fits into `available` bytes, naming what is too large.
+
+        A forward pass has `batch_tokens` tokens at once; the ids of all `batch_size` sequences of an update are held.
+        """
+
+        def check(field: str, value: int, what: str, size: int) -> None:
+            if size > available:
+                text = f"needs about {size / GIB:,.1f} GiB {what}, the machine has {available / GIB:,.1f}"
+                raise InputError(field, value, text)
+
+        check_integer("batch_size", batch_size, 1)
+        batch = 8 * batch_size * (self.context + 1)
+        check("batch_size", batch_size, f"for the ids of so many sequences of {self.context:,} tokens", batch)
+        memory = self.memory(batch_tokens)
+        fixed = memory.weights + memory.gradients + memory.optimizer
+        check("parameters", self.parameters, "with gradients and optimizer", fixed)
+        check("batch_tokens", batch_tokens, "for the whole training step", memory.total + batch)
+
     def warnings(self, tensor_parallel: int = 1) -> list[str]:
         """What will be slow or impossible somewhere, each with its reason."""
-        _at_least("tensor_parallel", tensor_parallel, 1)
+        check_integer("tensor_parallel", tensor_parallel, 1, MOST_PROCESSES)
         found: list[str] = []
         for dim, where in _positions(self.head_dims).items():
             if dim > FLASH_LIMIT:
@@ -422,7 +468,7 @@ class Plan:
                 found.append(f"{where}: head dim 96 cannot be served by FlashInfer (it takes {FLASHINFER_DIMS})")
         bad = [h for h in sorted(set(self.heads + self.kv_heads)) if h % tensor_parallel]
         if bad:
-            found.append(f"tensor-parallel size {tensor_parallel} does not divide the head counts {bad}")
+            found.append(f"tensor-parallel size {tensor_parallel} does not divide the head counts {choices(bad)}")
         if is_prism_like(self.heads) and all(layer.query_width == self.width for layer in self.layers):
             for count, length in short_phases(self.heads):
                 found.append(f"the phase of {count} heads lasts {length} layer; Prism keeps at least 2")
@@ -455,10 +501,10 @@ class Plan:
             found = data.get("format") if isinstance(data, dict) else type(data).__name__
             raise InputError("format", found, f"must be {FORMAT!r}")
         rest = {k: v for k, v in data.items() if k != "format"}
-        sizes, optional = ("width", "vocabulary", "context", "feed_forward"), ("gates", "classes", "pooling")
-        _check_fields("plan", rest, sizes, ("layers",), optional)
+        _check_fields("plan", rest, SIZES, ("layers",), ("gates", "classes", "pooling"))
         if not isinstance(rest["layers"], list):
             raise InputError("layers", rest["layers"], "must be a list")
+        check_integer("layers", len(rest["layers"]), 1, MOST_LAYERS)
         layers = tuple(_layer_from_dict(f"layers[{i}]", entry) for i, entry in enumerate(rest["layers"]))
         gates = rest.get("gates")
         if gates is not None:
@@ -473,17 +519,17 @@ class Plan:
 
     @classmethod
     def from_json(cls, text: str) -> Plan:
-        return cls.from_dict(json.loads(text))
+        """The inverse of `to_json`."""
+        try:
+            content = parsed_json(text)
+        except ValueError as error:
+            raise InputError("plan", text, f"must be JSON ({error})") from error
+        return cls.from_dict(content)
 
     @classmethod
     def load(cls, path: str | Path) -> Plan:
         """Read a plan file."""
-        try:
-            return cls.from_json(Path(path).read_text(encoding="utf-8"))
-        except (json.JSONDecodeError, UnicodeDecodeError) as error:
-            raise RunError(f"{path}: not a JSON file ({error})") from error
-        except OSError as error:
-            raise RunError(f"{path}: cannot be read ({error.strerror})") from error
+        return cls.from_dict(read_json(Path(path)))
 
     @property
     def digest(self) -> str:
@@ -536,11 +582,6 @@ def _products(weights: int) -> Flops:
     return Flops(2 * weights, 2 * weights)
 
 
-def _at_least(field: str, value: object, minimum: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
-        raise InputError(field, value, f"must be an integer of at least {minimum}")
-
-
 def _check_fields(
     name: str, data: dict[str, Any], integers: Iterable[str], others: Iterable[str], optional: Iterable[str] = ()
 ) -> None:
@@ -552,7 +593,7 @@ def _check_fields(
         if field not in data:
             raise InputError(f"{name}.{field}", None, "is missing")
     for field in integers:
-        _at_least(f"{name}.{field}", data[field], 1)
+        check_integer(f"{name}.{field}", data[field], 1)
 
 
 def _layer_from_dict(name: str, data: Any) -> LayerPlan:
@@ -587,4 +628,4 @@ def _positions(values: Sequence[int]) -> dict[int, str]:
     where: dict[int, list[int]] = {}
     for i, value in enumerate(values):
         where.setdefault(value, []).append(i)
-    return {v: f"layer{'s' if len(at) > 1 else ''} {', '.join(map(str, at))}" for v, at in where.items()}
+    return {v: f"layer{'s' if len(at) > 1 else ''} {listed([str(i) for i in at], 100)}" for v, at in where.items()}

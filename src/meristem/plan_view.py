@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from meristem.plan import Plan
+from meristem.plan import GIB, Plan
 
 
 def plan_facts(plan: Plan, tensor_parallel: int = 1) -> dict[str, Any]:
@@ -33,12 +33,11 @@ def plan_facts(plan: Plan, tensor_parallel: int = 1) -> dict[str, Any]:
 def plan_text(plan: Plan, batch_tokens: int, tensor_parallel: int = 1) -> str:
     """Table, memory estimate and warnings."""
     memory = plan.memory(batch_tokens)
-    gib = 2**30
     lines = [
         plan.table(),
-        f"training memory about {memory.total / gib:.1f} GiB at {batch_tokens:,} tokens per pass "
-        f"(activations {memory.activations / gib:.1f}, weights {memory.weights / gib:.1f}, gradients "
-        f"{memory.gradients / gib:.1f}, optimizer {memory.optimizer / gib:.1f}, loss {memory.loss / gib:.1f})",
+        f"training memory about {memory.total / GIB:.1f} GiB at {batch_tokens:,} tokens per pass "
+        f"(activations {memory.activations / GIB:.1f}, weights {memory.weights / GIB:.1f}, gradients "
+        f"{memory.gradients / GIB:.1f}, optimizer {memory.optimizer / GIB:.1f}, loss {memory.loss / GIB:.1f})",
     ]
     return "\n".join([*lines, *(f"warning: {text}" for text in plan.warnings(tensor_parallel))])
 

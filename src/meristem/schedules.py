@@ -12,7 +12,9 @@ import random
 from collections.abc import Sequence
 from itertools import groupby, pairwise
 
-from meristem.errors import InputError
+from meristem.errors import InputError, shown
+from meristem.limits import LARGEST_COUNT, MOST_HEADS, MOST_LAYERS, MOST_WIDTH, check_integer
+from meristem.wording import listed
 
 PREFERRED_DIMS = (256, 128, 96, 64)
 EXTENDED_DIMS = (256, 192, 128, 96, 64, 32)
@@ -41,25 +43,27 @@ def head_schedule(
     """
     if name not in SCHEDULES:
         raise InputError("schedule", name, f"must be one of {', '.join(SCHEDULES)}")
-    if layers < 1:
-        raise InputError("layers", layers, "must be at least 1")
-    if width < 2:
-        raise InputError("width", width, "must be at least 2")
-    allowed = [h for h in divisors(width) if (width // h) % 2 == 0]
-    if heads not in allowed:
-        raise InputError("heads", heads, f"must divide width {width} into even head dims: one of {allowed}")
+    check_integer("layers", layers, 1, MOST_LAYERS)
+    check_integer("width", width, 2, MOST_WIDTH)
+    check_integer("heads", heads, 1, MOST_HEADS)
+    check_integer("seed", seed, -LARGEST_COUNT)
+    if width % heads or (width // heads) % 2:
+        raise InputError(
+            "heads", heads, f"must divide width {width} into even head dims: one of {choices(even_divisors(width))}"
+        )
     if name == "uniform":
         return (heads,) * layers
 
     steps = ladder(width, heads, dims)
     length = default_ramp(layers) if ramp is None else ramp
+    check_integer("ramp", length, 0)
     if not 0 <= length <= layers // 2:
         raise InputError("ramp", length, f"must be in 0..{layers // 2}: half of the {layers} layers keep the base")
     if len(steps) < 2:
         raise InputError(
             "heads",
             heads,
-            f"leaves no wider head at width {width}: of the head dims {sorted(dims)} none is wider than "
+            f"leaves no wider head at width {width}: of the head dims {choices(sorted(set(dims)))} none is wider than "
             f"{width // heads} and divides the width; use more heads or other dims",
         )
     if name in CURVES:
@@ -80,7 +84,18 @@ def head_schedule(
 
 def divisors(n: int) -> list[int]:
     """All divisors, in rising order."""
-    return [x for x in range(1, n + 1) if n % x == 0]
+    small = [x for x in range(1, math.isqrt(n) + 1) if n % x == 0]
+    return small + [n // x for x in reversed(small) if x * x != n]
+
+
+def even_divisors(width: int) -> list[int]:
+    """The head counts that divide a width into even head dims, in rising order."""
+    return [h for h in divisors(width) if (width // h) % 2 == 0]
+
+
+def choices(numbers: Sequence[int]) -> str:
+    """Numbers to choose from as messages show them: all, or the first of many."""
+    return f"[{listed([str(number) for number in numbers], 20)}]"
 
 
 def default_ramp(layers: int) -> int:
@@ -91,7 +106,7 @@ def default_ramp(layers: int) -> int:
 def ladder(width: int, heads: int, dims: Sequence[int] = PREFERRED_DIMS) -> tuple[int, ...]:
     """Allowed head counts in rising order, ending with the base count `heads`."""
     for dim in dims:
-        if dim > MAX_DIM or dim < 8 or dim % 8:
+        if type(dim) is not int or dim > MAX_DIM or dim < 8 or dim % 8:
             raise InputError("dims", dim, f"must be multiples of 8 up to {MAX_DIM}, where fused kernels stop")
     return tuple(sorted({width // dim for dim in dims if width % dim == 0 and width // dim < heads} | {heads}))
 
@@ -100,9 +115,10 @@ def check_prism(schedule: Sequence[int], width: int, *, strict: bool = True) -> 
     """Raise unless the counts divide the width, never fall, and (if strict) half the layers keep the base."""
     if not schedule:
         raise InputError("layers", 0, "must be at least 1")
+    check_integer("width", width, 1, MOST_WIDTH)
     for layer, h in enumerate(schedule):
         if h < 1 or width % h:
-            raise InputError(f"heads[{layer}]", h, f"must divide width {width}: one of {divisors(width)}")
+            raise InputError(f"heads[{layer}]", h, f"must divide width {width}: one of {choices(divisors(width))}")
         dim = width // h
         if dim % 2 or dim > MAX_DIM:
             raise InputError(f"heads[{layer}]", h, f"gives head dim {dim}, which must be even and at most {MAX_DIM}")
@@ -120,7 +136,7 @@ def check_rising(schedule: Sequence[int]) -> None:
     """Raise where a head count falls below that of the layer before."""
     for layer, (before, h) in enumerate(pairwise(schedule), start=1):
         if h < before:
-            raise InputError(f"heads[{layer}]", h, f"must not fall: at least {before}, as before it")
+            raise InputError(f"heads[{layer}]", h, f"must not fall: at least {shown(before)}, as before it")
 
 
 def is_prism_like(schedule: Sequence[int]) -> bool:

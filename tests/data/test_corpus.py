@@ -1,13 +1,16 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from meristem.data import BadPlace, Document, find_files, read_documents, stdlib_files
+from meristem.data import BadPlace, Document, corpus, find_files, read_documents, stdlib_files
 from meristem.errors import InputError, RunError
 
 from .helpers import SHARED, TEXTS, needs_shared, write_jsonl
@@ -163,3 +166,14 @@ def test_a_missing_package_is_named(package: str, suffix: str, tmp_path: Path, m
     path.touch()
     with pytest.raises(RunError, match=rf"{package}.*meristem\[data\]"):
         list(read_documents(path))
+
+
+@given(st.lists(st.integers(0, 40), max_size=8), st.booleans(), st.integers(1, 9), st.integers(1, 30))
+def test_lines_are_whole_or_too_long(sizes: list[int], ends: bool, piece: int, longest: int) -> None:
+    lines = [bytes([97 + i]) * size + b"\n" for i, size in enumerate(sizes)]
+    content = b"".join(lines) if ends else b"".join(lines).removesuffix(b"\n")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(corpus, "AT_ONCE", piece)
+        patch.setattr(corpus, "LARGEST_DOCUMENT", longest)
+        found = list(corpus.lines_of(io.BytesIO(content)))
+    assert found == [line if len(line) <= longest else None for line in io.BytesIO(content)]

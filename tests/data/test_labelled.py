@@ -415,3 +415,19 @@ def test_spikes(tmp_path: Path) -> None:
     assert len(index.classes) == 28
     assert index.findings.rows == 11_635
     assert index.findings.repeated == 0
+
+
+def test_labels_of_thousands_of_digits_are_sorted_as_text(tmp_path: Path) -> None:
+    labels = ["9" * 5000, "10", "2"]
+    path = write_rows(tmp_path / "rows.csv", [(f"word {i}", labels[i % 3]) for i in range(30)])
+    assert prepare_labelled([path], tmp_path / "data").classes == ("10", "2", "9" * 5000)
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"), [("length", 10**400), ("min_rows", True), ("min_count", 0.5), ("max_vocabulary", 10**9)]
+)
+def test_settings_that_cannot_be_are_named(setting: str, value: Any, tmp_path: Path) -> None:
+    path = write_rows(tmp_path / "rows.csv", ROWS)
+    with pytest.raises(InputError, match=f"^{setting} = ") as caught:
+        prepare_labelled([path], tmp_path / "data", **{setting: value})
+    assert len(str(caught.value)) < 300

@@ -3,18 +3,24 @@ from __future__ import annotations
 import gzip
 import os
 import re
+import tracemalloc
 from collections import Counter
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 
 import pytest
+import zstandard
 
+from commands import Call
 from meristem.data import (
     ByteTokenizer,
     Index,
     Progress,
     TokenData,
     Tokenizer,
+    corpus,
+    held_out_warning,
     load_tokenizer,
     prepare,
     shown_progress,
@@ -58,7 +64,7 @@ def test_large_vocabularies_are_stored_in_four_bytes(tmp_path: Path) -> None:
         vocabulary = 65537
 
     (tmp_path / "a.txt").write_text("hello")
-    assert prepare([tmp_path / "a.txt"], tmp_path / "out", tokenizer=Wide()).dtype == "uint32"
+    assert prepare([tmp_path / "a.txt"], tmp_path / "out", tokenizer=Wide(), held_out=0).dtype == "uint32"
     assert texts_in(tmp_path / "out", "train") == ["hello"]
     assert (tmp_path / "out/train-00000.bin").stat().st_size == 6 * 4
 
@@ -105,7 +111,7 @@ def test_both_splits_get_a_document(held_out: float, tmp_path: Path) -> None:
     assert {path.name for path in (tmp_path / "out").glob("*.bin")} == named
 
 
-@pytest.mark.parametrize(("texts", "held_out"), [(["one"], 0.9), (["same"] * 3, 0.999999), (TEXTS, 0.0)])
+@pytest.mark.parametrize(("texts", "held_out"), [(["1"], 0.9), (["2"] * 3, 0.999999), (TEXTS, 0.0)])
 def test_all_goes_to_training_where_there_is_nothing_to_divide(
     texts: list[str], held_out: float, tmp_path: Path
 ) -> None:
@@ -232,3 +238,143 @@ def test_real_text_with_gpt2(tmp_path: Path) -> None:
     assert index.train.documents + index.held_out.documents == 729
     assert index.held_out.documents > 0
     assert texts_in(tmp_path / "out", "train")[0][:40].isprintable()
+
+
+# --- a single text ---------------------------------------------------------------------------------------------------
+
+PLAY = "".join(f"Line {i} of a play, {'with more words, ' * (i % 5)}and an end.\n" for i in range(500))
+
+
+@pytest.mark.parametrize("held_out", [0.005, 0.1, 0.5, 0.99])
+def test_the_end_of_a_single_text_is_held_out(held_out: float, tmp_path: Path) -> None:
+    path = tmp_path / "play.txt"
+    path.write_text(PLAY)
+    index = prepare([path], tmp_path / "out", tokenizer=BYTES, held_out=held_out)
+    (begin,), (end,) = (texts_in(tmp_path / "out", split) for split in SPLITS)
+    assert begin + end == PLAY
+    assert begin.endswith("\n"), "no line is torn"
+    assert abs(len(end) / len(PLAY) - held_out) < 150 / len(PLAY)
+    assert (index.train.documents, index.held_out.documents) == (1, 1)
+    assert index.text_bytes == len(PLAY)
+    assert verify(tmp_path / "out") == index
+
+
+@pytest.mark.parametrize("text", ["ab", "a\n", "日本", "no line break " * 100, "x" + "\n" * 50, "a" * 1000 + "\nb"])
+@pytest.mark.parametrize("held_out", [1e-9, 0.3, 0.999999])
+def test_both_sides_of_a_single_text_have_a_character(text: str, held_out: float, tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "a.jsonl", [text])
+    prepare([path], tmp_path / "out", tokenizer=BYTES, held_out=held_out)
+    (begin,), (end,) = (texts_in(tmp_path / "out", split) for split in SPLITS)
+    assert begin + end == text
+    assert begin
+    assert end
+
+
+def test_equal_texts_are_all_cut_at_the_same_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(import_module("meristem.data.prepare"), "CHUNK_CHARACTERS", len(PLAY) + 1)
+    path = write_jsonl(tmp_path / "a.jsonl", [PLAY] * 5)
+    made = [
+        prepare([path], tmp_path / f"out{n}", tokenizer=small_bpe(), held_out=0.2, workers=n, shard_tokens=3000)
+        for n in (1, 2)
+    ]
+    assert made[0] == made[1]
+    begins, ends = (set(texts_in(tmp_path / "out1", split)) for split in SPLITS)
+    assert len(begins) == len(ends) == 1
+    assert begins.pop() + ends.pop() == PLAY
+    assert made[0].held_out.documents == 5
+
+
+def test_few_held_out_windows_are_said(tmp_path: Path) -> None:
+    path = tmp_path / "play.txt"
+    for size, windows in ((100_000, 9), (1_024 * 200 + 3, 20), (1_024 * 1_010, None)):
+        path.write_text((PLAY * (1 + size // len(PLAY)))[:size])
+        warning = held_out_warning(prepare([path], tmp_path / str(size), tokenizer=BYTES, held_out=0.1))
+        if windows is None:
+            assert warning is None
+        else:
+            assert warning is not None
+            assert f"only {windows} windows of 1,024 tokens" in warning
+            assert "--held-out" in warning
+
+
+# --- inputs that are no files, or too large --------------------------------------------------------------------------
+
+
+def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.txt")
+    for path in (tmp_path / "pipe.txt", Path("/dev/zero")):
+        with pytest.raises(InputError, match=r"paths = .*neither a regular file nor a folder"):
+            prepare([path], tmp_path / "out", tokenizer=BYTES)
+    (tmp_path / "a.txt").write_text("text")
+    prepare([tmp_path], tmp_path / "out", tokenizer=BYTES)  # in a folder they are passed over
+
+
+@pytest.mark.parametrize("compression", [gzip.compress, zstandard.compress])
+def test_a_file_that_grows_without_end_is_a_bad_place(
+    compression: Callable[[bytes], bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit, suffix = 1 << 20, "gz" if compression is gzip.compress else "zst"
+    monkeypatch.setattr(corpus, "LARGEST_DOCUMENT", limit)
+    monkeypatch.setattr(corpus, "COMPRESSED_AT_ONCE", 64)
+    (tmp_path / f"a.txt.{suffix}").write_bytes(compression(b"a" * (100 * limit)))
+    line, fine = b'{"text": "' + b"a" * (100 * limit) + b'"}\n', b'{"text": "fine"}\n'
+    (tmp_path / f"b.jsonl.{suffix}").write_bytes(compression(fine + line + fine))
+    tracemalloc.start()
+    for name, number in (("a.txt", 1), ("b.jsonl", 2)):
+        path = tmp_path / f"{name}.{suffix}"
+        assert path.stat().st_size < 200_000
+        with pytest.raises(RunError, match=re.escape(f"{path}:{number}: a ") + ".* longer than 1,048,576 bytes"):
+            prepare([path], tmp_path / "out", tokenizer=BYTES)
+    places = list(corpus.read_documents(tmp_path / f"b.jsonl.{suffix}"))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert [getattr(place, "text", None) for place in places] == ["fine", None, "fine"]
+    assert peak < 20 * limit
+
+
+@pytest.mark.parametrize(("setting", "value"), [("workers", 10**9), ("shard_tokens", True), ("held_out", float("nan"))])
+def test_settings_that_cannot_be_are_named(setting: str, value: object, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=f"^{setting} = "):
+        prepare([tmp_path], tmp_path / "out", tokenizer=BYTES, **{setting: value})  # type: ignore[arg-type]
+
+
+# --- the command -----------------------------------------------------------------------------------------------------
+
+
+def test_the_command_warns_of_few_held_out_windows(call: Call, tmp_path: Path) -> None:
+    (tmp_path / "play.txt").write_text(PLAY)
+    said = call("data", "prepare", tmp_path / "play.txt", "--out", tmp_path / "out")
+    assert said.code == 0
+    assert said.err.startswith("warning: only 0 windows of 1,024 tokens held out")
+    said = call("data", "prepare", tmp_path / "play.txt", "--out", tmp_path / "all", "--held-out", "0")
+    assert (said.code, said.err) == (0, "")
+
+
+def test_the_command_refuses_bad_folders_and_files(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "play.txt").write_text(PLAY)
+    os.mkfifo(tmp_path / "tokenizer.json")
+    os.mkfifo(tmp_path / "pipe.md")
+    bad = [
+        (["play.txt", "--out", "."], "out = '.'"),
+        (["play.txt", "--out", "out\udcff"], "must be valid UTF-8"),
+        (["play.txt", "--out", "play.txt/x"], "play.txt/x: Not a directory"),
+        (["play.txt", "--out", "x", "--tokenizer", "tokenizer.json"], "tokenizer.json: cannot be read"),
+        (["pipe.md", "--out", "x"], "paths = 'pipe.md'"),
+    ]
+    for arguments, words in bad:
+        said = call("data", "prepare", *arguments)
+        assert said.code == 2
+        assert words in said.err
+        assert said.err.count("\n") == 1
+    assert call("data", "prepare", "play.txt", "--out", "missing/../x").code == 0
+    assert sorted(os.listdir(tmp_path)) == ["pipe.md", "play.txt", "tokenizer.json", "x"]
+
+
+def test_names_that_are_not_utf_8_can_be_read_and_shown(call: Call, tmp_path: Path) -> None:
+    (tmp_path / "good \udcff.txt").write_text("some text\n" * 9)
+    (tmp_path / "bad \udcff.txt").write_bytes(b"\xff")
+    said = call("data", "prepare", tmp_path, "--out", tmp_path / "out", "--on-error", "skip")
+    assert said.code == 0
+    assert "bad \\udcff.txt:1: not UTF-8" in said.out
+    assert call("data", "verify", tmp_path / "out").code == 0

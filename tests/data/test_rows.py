@@ -8,6 +8,8 @@ import csv
 import gzip
 import io
 import json
+import os
+import tracemalloc
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -16,6 +18,7 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from meristem.data import corpus, rows
 from meristem.data.corpus import BadPlace
 from meristem.data.rows import Columns, Row, read_rows, row_files
 from meristem.errors import InputError, RunError
@@ -234,3 +237,77 @@ def test_files_that_cannot_be_rows(tmp_path: Path) -> None:
         row_files([tmp_path / "absent.csv"])
     with pytest.raises(InputError, match=r"unknown kind of file; must be \.csv"):
         row_files([write(tmp_path / "a.txt", "x")])
+
+
+# --- what is too long ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def limit(monkeypatch: pytest.MonkeyPatch) -> int:
+    for module in (corpus, rows):
+        monkeypatch.setattr(module, "LARGEST_DOCUMENT", 1 << 16)
+    monkeypatch.setattr(corpus, "COMPRESSED_AT_ONCE", 64)
+    return 1 << 16
+
+
+@pytest.mark.parametrize(
+    ("name", "begin", "middle", "end", "line", "found"),
+    [
+        (
+            "a.jsonl",
+            '{"text": "a", "label": 1}\n{"text": "',
+            "x",
+            '", "label": 0}\n{"text": "b", "label": 0}\n',
+            2,
+            "ab",
+        ),
+        ("a.csv", 'text,label\na,1\n"', "x", '",0\nb,0\n', 3, "a"),
+        ("a.tsv", "text\tlabel\na\t1\n", "x", "\t0\nb\t0\n", 3, "a"),
+        ("a.csv", 'text,label\na,1\n"', "line\n", '",0\nb,0\n', None, "a"),
+        ("a.csv", "text,label\na,1\n", '"\n",', '",0\nb,0\n', None, "a"),
+        ("a.fasta", ">1|1\na\n>2|0\n", "x", "\n>3|0\nb\n", 3, "ab"),
+        ("a.fasta", ">1|1\na\n>2|0\n", "line\n", "\n>3|0\nb\n", 3, "ab"),
+    ],
+)
+@pytest.mark.parametrize("suffix", ["", ".gz", ".zst"])
+def test_rows_that_are_too_long_are_bad_places(
+    name: str, begin: str, middle: str, end: str, line: int | None, found: str, suffix: str, limit: int, tmp_path: Path
+) -> None:
+    content = (begin + middle * (20 * limit // len(middle)) + end).encode()
+    path = tmp_path / f"{name}{suffix}"
+    path.write_bytes(
+        gzip.compress(content) if suffix == ".gz" else zstandard.compress(content) if suffix == ".zst" else content
+    )
+    tracemalloc.start()
+    items = list(read_rows(path, Columns()))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    bad = [item for item in items if isinstance(item, BadPlace)]
+    assert len(bad) == 1
+    assert line is None or bad[0].line == line
+    assert "longer than 65,536 bytes" in str(bad[0])
+    assert "".join(item.text for item in items if isinstance(item, Row)) == found
+    assert peak < 8_000_000
+
+
+def test_pipes_and_devices_are_no_rows(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.csv")
+    with pytest.raises(InputError, match="is not a regular file"):
+        row_files([tmp_path / "pipe.csv"])
+    columns = Columns(table=str(tmp_path / "pipe.csv"))
+    (tmp_path / "a.fasta").write_text(">1|1\nACGT\n")
+    with pytest.raises(InputError, match=r"table \(--label-table\).*must be a CSV"):
+        list(read_rows(tmp_path / "a.fasta", columns))
+
+
+def test_no_message_repeats_long_names(tmp_path: Path) -> None:
+    names = [f"{'long' * 100}{i}" for i in range(30)]
+    (tmp_path / "a.csv").write_text(",".join(names) + "\n" + ",".join("x" * 30) + "\n")
+    (tmp_path / "b.csv").write_text(",".join(names[:1] * 2) + "\n1,2\n")
+    for name in ("a.csv", "b.csv"):
+        with pytest.raises(InputError) as caught:
+            list(read_rows(tmp_path / name, Columns()))
+        assert len(str(caught.value)) < 600
+    (tmp_path / "a.jsonl").write_text(json.dumps(dict.fromkeys(names, 1)) + "\n")
+    (place,) = read_rows(tmp_path / "a.jsonl", Columns())
+    assert len(str(place)) < 300 + len(str(tmp_path))

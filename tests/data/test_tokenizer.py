@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import os
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -10,13 +12,14 @@ from hypothesis import strategies as st
 
 from meristem.data import (
     ByteTokenizer,
+    Cut,
     HfTokenizer,
     StreamDecoder,
     Tokenizer,
     load_tokenizer,
     padded_vocabulary,
 )
-from meristem.errors import InputError
+from meristem.errors import InputError, RunError
 
 from .helpers import SHARED, TEXTS, needs_shared, small_bpe
 
@@ -157,3 +160,75 @@ def test_bert_streams_words_with_their_spaces() -> None:
     ids = tokenizer.encode("the unbelievably long journey").tolist()
     decoder = StreamDecoder(tokenizer)
     assert "".join(map(decoder.feed, ids)) + decoder.flush() == tokenizer.decode(ids)
+
+
+# --- definitions that cannot be --------------------------------------------------------------------------------------
+
+
+def word_level(vocabulary: dict[str, int], **changes: object) -> str:
+    """A small tokenizer.json."""
+    content: dict[str, object] = {
+        "version": "1.0", "truncation": None, "padding": None, "added_tokens": [], "normalizer": None,
+        "pre_tokenizer": {"type": "Whitespace"}, "post_processor": None, "decoder": None,
+        "model": {"type": "WordLevel", "vocab": vocabulary, "unk_token": "<unk>"},
+    }  # fmt: skip
+    return json.dumps({**content, **changes})
+
+
+def test_vocabularies_have_a_ceiling() -> None:
+    definition = word_level({"</s>": 0, "a": 4_000_000_000})
+    assert len(definition) < 400
+    tracemalloc.start()
+    with pytest.raises(InputError, match=r"tokenizer = 4000000000: .*highest id is from 0 to 16,777,215"):
+        HfTokenizer(definition)
+    with pytest.raises(InputError, match=r"tokens \(--tokens\) = 4000000000: .*highest id"):
+        _ = Cut("tokenizer", tokenizer=definition).fixed_vocabulary
+    assert tracemalloc.get_traced_memory()[1] < 10_000_000
+    tracemalloc.stop()
+    for load in (HfTokenizer, lambda text: Cut("tokenizer", tokenizer=text).fixed_vocabulary):
+        with pytest.raises(InputError, match="highest id"):
+            load(word_level({}))
+
+
+def test_definitions_that_fail_on_a_text_are_one_line() -> None:
+    template = {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "x", "type_id": 0}}], "pair": []}
+    panicking = word_level({"</s>": 0, "a": 1, "<unk>": 2}, post_processor={**template, "special_tokens": {}})
+    for definition in (word_level({"</s>": 0, "a": 1}), panicking):
+        with pytest.raises(RunError, match=r"tokenizer\.json: cannot encode the text"):
+            Cut("tokenizer", tokenizer=definition).pieces("word")
+    tokenizer = HfTokenizer(word_level({"</s>": 0, "a": 1}))
+    for encode in (tokenizer.encode, lambda text: tokenizer.encode_batch([text])):
+        with pytest.raises(RunError, match=r"tokenizer\.json: cannot encode the text"):
+            encode("word")
+
+
+@pytest.mark.parametrize("content", ["[" * 100_000, '{"a":' * 100_000, "9" * 5000, "null", "{}", "", '"\ud800"'])
+def test_no_definition_is_a_traceback(content: str, tmp_path: Path) -> None:
+    path = tmp_path / "tokenizer.json"
+    path.write_text(content, encoding="utf-8", errors="surrogatepass")
+    with pytest.raises(InputError, match=r"^tokenizer = ") as caught:
+        load_tokenizer(path)
+    assert len(str(caught.value)) < 700
+    with pytest.raises(InputError, match=r"^tokens \(--tokens\) = "):
+        Cut.named(str(path)).pieces("a text")
+    small_bpe().save(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text(content, encoding="utf-8", errors="surrogatepass")
+    if content != "{}":
+        with pytest.raises(InputError, match=r"tokenizer_config\.json"):
+            load_tokenizer(tmp_path)
+
+
+def test_a_pipe_is_no_tokenizer(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "tokenizer.json")
+    for source in (tmp_path, tmp_path / "tokenizer.json", Path("/dev/zero")):
+        with pytest.raises(InputError, match=r"^tokenizer = .*is not a regular file"):
+            load_tokenizer(source)
+    with pytest.raises(InputError, match=r"^tokens \(--tokens\) = .*is not a regular file"):
+        Cut.named(str(tmp_path / "tokenizer.json"))
+
+
+def test_long_names_are_not_repeated() -> None:
+    vocabulary = {f"<{'long' * 100}{i}>": i for i in range(30)}
+    with pytest.raises(InputError) as caught:
+        HfTokenizer(word_level(vocabulary))
+    assert len(str(caught.value)) < 500

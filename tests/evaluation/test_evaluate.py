@@ -114,7 +114,8 @@ def test_a_context_of_one_token(tmp_path: Path) -> None:
     result = evaluate_run(run.path, windows=4, device="cpu")
     assert list(result.attention_distance) == [0, 0]
     assert "even attention: 0.0" in evaluation_text(result)
-    ElementTree.parse(draw_structure(run.path, result.attention_distance))
+    assert draw_structure(run.path, result.attention_distance) == run.path / "structure.svg"
+    ElementTree.parse(run.path / "structure.svg")
 
 
 def test_an_earlier_checkpoint_is_evaluated_on_demand(run: RunFolder) -> None:
@@ -128,8 +129,9 @@ def test_an_earlier_checkpoint_is_evaluated_on_demand(run: RunFolder) -> None:
 def test_a_held_out_loss_that_is_not_finite_is_a_gap(run: RunFolder, tmp_path: Path) -> None:
     broken = copy_run(run, tmp_path / "run")
     with broken.metrics.open("a", encoding="utf-8") as file:
-        file.write('{"step": 41, "loss": null}\n{"step": 41, "held_out_loss": null}\n')
-    ElementTree.parse(draw_loss(broken.path))
+        file.write('{"step": 40, "loss": null}\n{"step": 40, "held_out_loss": null}\n')
+    assert draw_loss(broken.path) == broken.path / "loss.svg"
+    ElementTree.parse(broken.path / "loss.svg")
 
 
 def test_other_data_of_the_same_tokenizer_are_taken(run: RunFolder, tmp_path: Path) -> None:

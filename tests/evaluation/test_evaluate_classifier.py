@@ -149,3 +149,21 @@ def test_text_of_many_classes() -> None:
     assert [line.split()[0] for line in text.splitlines()[3:23]] == list(result.classes)
     row = next(line for line in text.splitlines() if line.startswith("c0 "))
     assert row.split() == ["c0", "0", "-", "-", "-"]
+
+
+def test_each_evaluated_file_has_its_own_result(run: RunFolder, tmp_path: Path) -> None:
+    evaluate_classifier(run.path, device="cpu")
+    own = (run.path / EVALUATION_FILE).read_bytes()
+    before = set(run.path.glob("eval*.json"))
+    first = write_labelled(tmp_path / "rows.tsv", 30)
+    (tmp_path / "other").mkdir()
+    second = write_labelled(tmp_path / "other" / "rows.tsv", 40)  # of the same name
+    for source in (first, second, first):
+        evaluate_classifier(run.path, data=source, device="cpu")
+    new = set(run.path.glob("eval*.json")) - before
+    assert {json.loads(path.read_text())["rows"] for path in new} == {30, 40}
+    assert len(new) == 2
+    assert all(path.name.startswith("eval-rows.tsv-") for path in new)
+    assert (run.path / EVALUATION_FILE).read_bytes() == own
+    evaluate_classifier(run.path, data=first, device="cpu", out=tmp_path / "elsewhere")
+    assert len(list((tmp_path / "elsewhere").iterdir())) == 1

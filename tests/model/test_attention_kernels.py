@@ -12,7 +12,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 import meristem.model.attention as attention_module
 from meristem.errors import InputError
-from meristem.model import Decoder
+from meristem.model import Decoder, backends
 from meristem.model.attention import Attention
 from meristem.model.backends import BACKENDS, choose_backends
 from meristem.model.rotary import rotary_table
@@ -147,3 +147,11 @@ def test_the_model_runs_with_the_chosen_kernels() -> None:
 def test_auto_runs_every_head_dim_on_the_gpu_without_the_math_kernel() -> None:
     layers = [LayerPlan(4, dim, kv_heads) for dim in DIMS for kv_heads in (4, 2)]
     assert "math" not in choose_backends(layers, torch.device("cuda"), torch.bfloat16)
+
+
+def test_trying_a_kernel_draws_no_random_numbers() -> None:
+    """Otherwise a run's own would depend on whether the kernels had been tried before."""
+    backends._runs.cache_clear()
+    before = torch.get_rng_state()
+    choose_backends(small_plan().layers, torch.device("cpu"), torch.float32)
+    assert torch.equal(torch.get_rng_state(), before)

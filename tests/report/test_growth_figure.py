@@ -304,7 +304,9 @@ def test_a_run_that_grew(observe: bool, changes: dict[str, Any], data: Path, tmp
     *_, flops = [entry["flops"] for entry in run.read(run.metrics) if "flops" in entry]
     once = run.plan.cost.training.causal * run.config.train.batch_size * run.plan.context
     assert flops == pytest.approx(steps * once * (1 + history.mean_cost))
-    assert looped(run.newest_plan.layer(1)) in texts(parsed(draw_structure(run.path).read_text()))
+    structure = draw_structure(run.path)
+    assert structure is not None
+    assert looped(run.newest_plan.layer(1)) in texts(parsed(structure.read_text()))
 
 
 def test_a_run_that_only_watched_and_one_that_did_neither(data: Path, tmp_path: Path) -> None:

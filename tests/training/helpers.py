@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from meristem.data import ByteTokenizer, LabelledIndex, prepare, prepare_labelled
-from meristem.training.checkpoint import list_checkpoints, load_checkpoint
+from meristem.training.checkpoint import list_checkpoints, load_checkpoint, step_of
 from meristem.training.config import Config, build_config
 from meristem.training.loop import train
 from meristem.training.run import RunFolder
@@ -86,12 +86,15 @@ def trained(data: Path, out: Path, **changes: Any) -> RunFolder:
 
 
 def copy_run(run: RunFolder, to: Path, last: int | None = None) -> RunFolder:
-    """A copy of a run, without the checkpoints after step `last`."""
+    """A copy of a run; with `last` as if it had been killed before the first checkpoint after that step."""
     shutil.copytree(run.path, to)
     copy = RunFolder.open(to)
-    for path in list_checkpoints(copy.checkpoints):
-        if last is not None and int(path.name.removeprefix("step-")) > last:
-            shutil.rmtree(path)
+    late = [path for path in list_checkpoints(copy.checkpoints) if last is not None and step_of(path) > last]
+    for path in late:
+        shutil.rmtree(path)
+    if late:
+        lines = copy.events.read_text(encoding="utf-8").partition(f'"path": "{late[0].name}"')[0]
+        copy.events.write_text(lines.rpartition("\n")[0] + "\n", encoding="utf-8")
     return copy
 
 
@@ -105,6 +108,17 @@ def metrics(run: RunFolder) -> list[dict[str, Any]]:
     """The lines of metrics.jsonl without what depends on the clock; every line must be whole."""
     entries = [json.loads(line) for line in run.metrics.read_text(encoding="utf-8").splitlines()]
     return [{key: value for key, value in entry.items() if key not in TIMING} for entry in entries]
+
+
+def final_state(run: RunFolder) -> dict[str, Any]:
+    """The JSON state of the newest checkpoint, without the hashes of logs, which have clock times in them."""
+    state = load_checkpoint(list_checkpoints(run.checkpoints)[-1]).state
+    return {name: value for name, value in state.items() if name != "logs"}
+
+
+def saves(run: RunFolder) -> list[dict[str, Any]]:
+    """The events of the kind checkpoint and finished."""
+    return [entry for entry in run.read(run.events) if entry["event"] in ("checkpoint", "finished")]
 
 
 def events(run: RunFolder) -> list[str]:

@@ -32,7 +32,8 @@ UNUSUAL: dict[str, Any] = {
     "model.feed_forward": 80, "model.plan": 'a "plan".json', "data.path": "C:\\data\tnaïve", "data.seed": 7,
     "model.head_dim": 24, "model.pooling": "first", "data.class_weights": "balanced", "eval.rows": 9,
     "train.steps": 31, "train.batch_size": 6, "train.micro_batch": 3, "train.seed": 8, "train.device": "cuda:3",
-    "train.compile": False, "train.attention": "math", "train.max_skipped": 4, "optimizer.lr": 1e-5,
+    "train.compile": False, "train.attention": "math", "train.max_skipped": 4, "train.on_divergence": "rewind",
+    "train.max_rewinds": 2, "optimizer.lr": 1e-5,
     "optimizer.warmup": 0.1, "optimizer.final": 0.0, "optimizer.beta1": 0.8, "optimizer.beta2": 0.99,
     "optimizer.eps": 1e-9, "optimizer.weight_decay": 0.01, "optimizer.clip": 0.0, "eval.every": 0,
     "eval.windows": 2, "eval.batch": 1, "checkpoint.every": 0, "checkpoint.keep": 9, "log.every": 2,
@@ -270,5 +271,5 @@ def test_a_run_of_any_length_may_be_written_down() -> None:
 def test_a_file_that_is_no_text_is_named(tmp_path: Path) -> None:
     path = tmp_path / "config.toml"
     path.write_bytes(b"\xff\xfe[train]")
-    with pytest.raises(RunError, match=r"config\.toml: not a text file"):
+    with pytest.raises(RunError, match=r"config\.toml: not a UTF-8 text file"):
         load_config(path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ from torch import Tensor
 
 from meristem.model import Decoder
 from meristem.plan import Plan
+from meristem.training import saver
+from meristem.training.checkpoint import Snapshot, list_checkpoints, load_checkpoint, snapshot, write_checkpoint
 from meristem.training.gradients import Gradients, _Graph
 from meristem.training.loop import resume
 from meristem.training.run import RunFolder
@@ -103,6 +106,52 @@ def test_a_run_that_grows_is_recorded_again_after_each_birth(
         for key in ("loss", "held_out_loss"):
             if key in mine:
                 assert mine[key] == pytest.approx(other[key], abs=2e-2), (mine["step"], key)
+
+
+def test_graphs_are_recorded_while_checkpoints_are_written(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A save at every step, each still being written when the next updates, births and recordings come."""
+
+    def slow(folder: Path, taken: Snapshot) -> Path:
+        for tensors in taken.tensors.values():
+            for tensor in tensors.values():
+                for _ in range(50):
+                    tensor.cpu()
+        return write_checkpoint(folder, taken)
+
+    monkeypatch.setattr(saver, "write_checkpoint", slow)
+    monkeypatch.setattr(_Graph, "REST", 0)
+    wanted = {**GROWING, "checkpoint__every": 1, "checkpoint__keep": 100, "eval__every": 0}
+    run = trained(data, tmp_path / "run", **wanted)
+    monkeypatch.undo()
+    whole = trained(data, tmp_path / "whole", **{**wanted, "checkpoint__every": 0})
+    last = [load_checkpoint(list_checkpoints(one.checkpoints)[-1]).model for one in (run, whole)]
+    for name, tensor in last[0].items():
+        torch.testing.assert_close(tensor, last[1][name], rtol=0, atol=2e-2)
+    steps = [load_checkpoint(path) for path in list_checkpoints(run.checkpoints)]
+    assert [one.step for one in steps] == list(range(1, 13))
+    for before, after in itertools.pairwise(steps):  # each is of its own step
+        assert not torch.equal(before.model["embedding.weight"], after.model["embedding.weight"])
+
+
+def test_copies_are_made_on_the_host_where_they_would_be_in_the_way_of_the_next_update() -> None:
+    """A GPU that has room for them now, and not when the next update needs what it had before."""
+    device = torch.device("cuda")
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    model = torch.nn.Linear(4096, 4096, device=device)  # 64 MiB
+    optimizer = torch.optim.AdamW(model.parameters())
+    free = torch.cuda.mem_get_info()[0]
+    activations = torch.empty(free - 2**26, dtype=torch.uint8, device=device)  # an update at its fullest
+    del activations
+    torch.cuda.empty_cache()
+    assert torch.cuda.mem_get_info()[0] > 2**30
+    taken = snapshot(1, model=model, optimizer=optimizer, state={})
+    assert not any(tensor.is_cuda for tensors in taken.tensors.values() for tensor in tensors.values())
+    torch.cuda.reset_peak_memory_stats()
+    taken = snapshot(1, model=model, optimizer=optimizer, state={})
+    assert taken.tensors["model.safetensors"]["weight"].is_cuda
 
 
 def test_a_run_resumes_on_cuda(data: Path, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ TORCHRUN = ("torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m",
 
 def torchrun(*arguments: str | Path) -> None:
     process = start(*arguments, module=TORCHRUN, env=environment(OMP_NUM_THREADS="1"))
-    _, errors = process.communicate(timeout=120)
+    _, errors = process.communicate(timeout=600)
     assert process.returncode == 0, errors
 
 
@@ -72,8 +72,87 @@ def test_two_processes_stop_together_on_a_signal(data: Path, tmp_path: Path) -> 
     process = start("train", config, "--out", run.path, module=TORCHRUN, env=environment(OMP_NUM_THREADS="1"))
     wait_for_lines(run.metrics, 5)
     process.send_signal(signal.SIGTERM)
-    output, _ = process.communicate(timeout=120)
+    output, _ = process.communicate(timeout=600)
     (stopped,) = list_checkpoints(run.checkpoints)
     assert f"stopped at step {load_checkpoint(stopped).step}; go on with: meristem resume {run.path}" in output
     resume(run.path)
     assert_close_runs(run, trained(data, tmp_path / "whole", **steps))
+
+
+def test_a_process_that_dies_is_started_again_and_the_run_goes_on(data: Path, tmp_path: Path) -> None:
+    """`torchrun --max-restarts` with `train --continue`: the second process is killed once, in the middle."""
+    sizes: dict[str, Any] = {"train__steps": 60, "eval__every": 0, "checkpoint__every": 10, "checkpoint__keep": 2}
+    config, run = tmp_path / "config.toml", RunFolder(tmp_path / "run")
+    config.write_text(tiny_config(data, **sizes).to_toml(), encoding="utf-8")
+    program = tmp_path / "worker.py"
+    program.write_text(DYING.format(marker=str(tmp_path / "died")), encoding="utf-8")
+    module = ("torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=2", str(program))
+    process = start(
+        "train", config, "--out", run.path, "--continue", module=module, env=environment(OMP_NUM_THREADS="1")
+    )
+    _, errors = process.communicate(timeout=900)
+    assert process.returncode == 0, errors
+    assert (tmp_path / "died").exists()
+    kinds = [entry["event"] for entry in run.read(run.events)]
+    assert kinds.count("resume") == 1
+    assert_close_runs(run, trained(data, tmp_path / "whole", **sizes))
+
+
+DYING = """
+import os, signal, sys
+from pathlib import Path
+from meristem.training import loop
+plain, marker = loop.guarded_update, Path({marker!r})
+calls = 0
+def dying(*arguments):
+    global calls
+    calls += 1
+    if calls == 35 and os.environ["RANK"] == "1" and not marker.exists():
+        marker.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return plain(*arguments)
+loop.guarded_update = dying
+from meristem.cli import main
+main()
+"""
+
+
+def test_two_processes_go_back_together(data: Path, tmp_path: Path) -> None:
+    """While the first one is still writing the checkpoint to go back to, which takes a moment."""
+    sizes: dict[str, Any] = {
+        "eval__every": 0, "train__max_skipped": 1, "train__on_divergence": "rewind", "checkpoint__every": 3,
+    }  # fmt: skip
+    config, run, program = tmp_path / "config.toml", RunFolder(tmp_path / "run"), tmp_path / "worker.py"
+    config.write_text(tiny_config(data, **sizes).to_toml(), encoding="utf-8")
+    program.write_text(DIVERGING, encoding="utf-8")
+    module = ("torch.distributed.run", "--standalone", "--nproc-per-node=2", str(program))
+    process = start("train", config, "--out", run.path, module=module, env=environment(OMP_NUM_THREADS="1"))
+    output, errors = process.communicate(timeout=600)
+    assert process.returncode == 0, errors
+    assert [(one.from_step, one.to_step) for one in run.rewinds] == [(5, 3)], output
+    assert metrics(run)[-1]["step"] == STEPS
+    (rewound,) = [line.split() for line in errors.splitlines() if line.startswith("rewound")][:1]
+    assert all(line.split()[2:] == rewound[2:] for line in errors.splitlines() if line.startswith("rewound"))
+
+
+DIVERGING = """
+import math, os, sys, time
+from meristem.training import loop, saver
+plain_gradients, plain_write, plain_back = loop.Gradients.__call__, saver.write_checkpoint, loop.go_back
+calls = 0
+def diverging(self, tokens, labels):
+    global calls
+    calls += 1
+    loss = plain_gradients(self, tokens, labels)
+    return loss * math.nan if calls == 5 else loss
+def slow(folder, taken):
+    time.sleep(1.0)
+    return plain_write(folder, taken)
+def told(*arguments):
+    good = plain_back(*arguments)
+    print("rewound", os.environ["RANK"], "to", good and good.step, file=sys.stderr, flush=True)
+    return good
+loop.Gradients.__call__, saver.write_checkpoint, loop.go_back = diverging, slow, told
+from meristem.cli import main
+main()
+"""

@@ -29,11 +29,12 @@ from meristem.training.checkpoint import MANIFEST, list_checkpoints, load_checkp
 from meristem.training.config import build_config, flatten, load_config
 from meristem.training.display import Lines, Live, describe_growth, describe_loops, describe_structure
 from meristem.training.growing import starting_plan, structure_of
+from meristem.training.log import Log
 from meristem.training.loop import resume, train
 from meristem.training.optimizer import OptimizerConfig, make_optimizer
 from meristem.training.run import RunFolder, load_run
 
-from .helpers import assert_equal_runs, copy_run, final_tensors, metrics, tiny_config, trained
+from .helpers import assert_equal_runs, copy_run, final_state, final_tensors, metrics, tiny_config, trained
 from .test_display import ESCAPES
 from .test_distributed import torchrun
 from .test_interruptions import kill_loop
@@ -94,8 +95,7 @@ def assert_equal_growth(actual: RunFolder, expected: RunFolder) -> None:
     assert_equal_runs(actual, expected)
     assert decisions(actual) == decisions(expected)
     assert observations(actual) == observations(expected)
-    states = [load_checkpoint(list_checkpoints(run.checkpoints)[-1]).state for run in (actual, expected)]
-    assert states[0] == states[1]
+    assert final_state(actual) == final_state(expected)
 
 
 # --- a run that grows ------------------------------------------------------------------------------------------------
@@ -498,10 +498,10 @@ def test_the_entropies_to_be_like_are_the_newest(grown: Runs, tmp_path: Path) ->
     assert found == expected
     entries = [*run.read(run.events)]
     late = {"step": STEPS, "head_entropy": [[0.5] * 2, [0.5] * 4, [0.5] * 4, [0.5, None, 0.5, 0.5]]}
-    run.append(run.entropy, late)  # one that is not whole says nothing
+    Log(run.entropy).append(late)  # one that is not whole says nothing
     assert structure_of(run.path, policy) == expected
     fade = {"step": STEPS, "event": "growth", "action": "fade", "layer": 3, "heads": [0, 1], "passes": 1}
-    run.append(run.events, fade)  # neither does one without a reading
+    Log(run.events).append(fade)  # neither does one without a reading
     assert structure_of(run.path, policy) == expected
     assert len([*run.read(run.events)]) == len(entries) + 1
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +13,8 @@ import pytest
 import torch
 
 from commands import Call
-from meristem.errors import InputError
+from meristem.errors import InputError, RunError
+from meristem.files import sha256_of
 from meristem.growth import Incrt, Published, RandomBirths
 from meristem.plan import Plan
 from meristem.training.checkpoint import list_checkpoints, load_checkpoint
@@ -24,6 +26,7 @@ from .helpers import (
     EAGER_HEADS,
     assert_equal_runs,
     copy_run,
+    final_state,
     final_tensors,
     metrics,
     tiny_config,
@@ -89,7 +92,7 @@ def assert_equal_growth(actual: RunFolder, expected: RunFolder) -> None:
     assert_equal_runs(actual, expected)
     assert decisions(actual) == decisions(expected)
     mine, other = newest(actual), newest(expected)
-    assert mine.state == other.state
+    assert final_state(actual) == final_state(expected)
     torch.testing.assert_close(mine.growth, other.growth, rtol=0, atol=0)
 
 
@@ -297,3 +300,19 @@ def test_a_grown_run_is_evaluated_and_generates(arms: Runs, tmp_path: Path, call
     assert code == 0
     code, out, _ = call("generate", str(run.path), "--prompt", "Page", "--tokens", "4")
     assert (code, out.startswith("Page")) == (0, True)
+
+
+def test_a_state_of_growth_that_makes_no_sense_is_refused(arms: Runs, tmp_path: Path) -> None:
+    run = copy_run(arms("demand"), tmp_path / "run", last=20)
+    path = list_checkpoints(run.checkpoints)[-1]
+    state = json.loads((path / "state.json").read_text())
+    state["growth"]["heads"]["ages"]["times"] = {}
+    (path / "state.json").write_text(json.dumps(state))
+    manifest = json.loads((path / "manifest.json").read_text())
+    facts = {"sha256": sha256_of(path / "state.json"), "bytes": (path / "state.json").stat().st_size}
+    manifest["files"]["state.json"] = facts
+    (path / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(
+        RunError, match=r"does not fit this run \(growth\.heads\.ages\.times = \{\}: must be of the type"
+    ):
+        resume(run.path)

@@ -18,11 +18,11 @@ from meristem.errors import InputError, RunError
 from meristem.evaluation.held_out import held_out_windows
 from meristem.model import Decoder
 from meristem.training import loop, tasks
-from meristem.training.checkpoint import list_checkpoints, load_checkpoint
+from meristem.training.checkpoint import list_checkpoints, load_checkpoint, step_of
 from meristem.training.distributed import Processes
 from meristem.training.gradients import Gradients
 from meristem.training.loop import resume, train
-from meristem.training.optimizer import learning_rate
+from meristem.training.optimizer import guarded_update, learning_rate
 from meristem.training.run import RunFolder, load_run
 
 from .helpers import CPU, STEPS, assert_equal_runs, events, final_tensors, metrics, tiny_config, trained
@@ -130,14 +130,24 @@ def test_updates_that_are_not_finite_are_skipped_and_counted(
     where: str, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     poison(monkeypatch, (1, 5, 6), where)
+    states: list[list[Tensor]] = []
+
+    def watched_update(optimizer: torch.optim.AdamW, *rest: Any) -> tuple[Tensor, Tensor]:
+        result = guarded_update(optimizer, *rest)
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        moments = [optimizer.state[p][name] for p in parameters for name in ("step", "exp_avg", "exp_avg_sq")]
+        states.append([tensor.detach().clone() for tensor in (*parameters, *moments)])
+        return result
+
+    monkeypatch.setattr(loop, "guarded_update", watched_update)
     run = trained(data, tmp_path / "run", checkpoint__every=1)
-    tensors = {step: load_checkpoint(path) for step, path in enumerate(list_checkpoints(run.checkpoints), start=1)}
-    start = Decoder(run.plan, seed=run.config.train.seed).state_dict()
-    torch.testing.assert_close(tensors[1].model, dict(start), rtol=0, atol=0)
-    for before, after in ((4, 5), (5, 6)):
-        torch.testing.assert_close(tensors[after].model, tensors[before].model, rtol=0, atol=0)
-        torch.testing.assert_close(tensors[after].optimizer, tensors[before].optimizer, rtol=0, atol=0)
-    assert not torch.equal(tensors[7].model["embedding.weight"], tensors[6].model["embedding.weight"])
+    tensors = {step_of(path): load_checkpoint(path) for path in list_checkpoints(run.checkpoints)}
+    assert set(tensors) == {2, 3, 4, *range(7, STEPS + 1)}  # nothing is saved while updates are skipped
+    start = Decoder(run.plan, seed=run.config.train.seed)
+    assert torch.equal(states[0][0], next(p for p in start.parameters() if p.dim() == 2))
+    for after in (5, 6):
+        torch.testing.assert_close(states[after - 1], states[3], rtol=0, atol=0)
+    assert not torch.equal(states[6][0], states[5][0])
     entries = [entry for entry in metrics(run) if "loss" in entry]
     assert [entry["skipped"] for entry in entries] == [1, 1, 1, 1, 2, 3, 3, 3, 3, 3, 3, 3]
     assert [e["step"] for e in run.read(run.events) if e["event"] == "skipped"] == [1, 5, 6]
@@ -155,7 +165,10 @@ def test_a_resumed_run_goes_on_counting_skipped_updates(
         with pytest.raises(RunError, match="3 updates in a row"):
             train(tiny_config(data, train__max_skipped=3), tmp_path / "run")
     run = RunFolder.open(tmp_path / "run")
-    resume(run.path)
+    assert list_checkpoints(run.checkpoints) == []  # a save was due in the middle of the streak
+    with monkeypatch.context() as patch:
+        poison(patch, (3, 4), "gradient")
+        resume(run.path)
     assert load_checkpoint(list_checkpoints(run.checkpoints)[-1]).state["skipped"] == 2
 
 

@@ -11,7 +11,7 @@ import torch
 
 from meristem.evaluation.held_out import held_out_loss
 from meristem.training import loop, tasks
-from meristem.training.checkpoint import save_checkpoint
+from meristem.training.checkpoint import Snapshot, snapshot
 from meristem.training.meter import Clock, Reading, Readings
 from meristem.training.optimizer import guarded_update
 from meristem.training.run import RunFolder
@@ -76,13 +76,13 @@ def test_tokens_per_second_are_those_of_the_steps_alone(
         fake.now += 1000.0
         return held_out_loss(*arguments, **options)  # type: ignore[arg-type]
 
-    def slow_save(*arguments: object, **options: object) -> Path:
+    def slow_snapshot(*arguments: object, **options: object) -> Snapshot:
         fake.now += 5000.0
-        return save_checkpoint(*arguments, **options)  # type: ignore[arg-type]
+        return snapshot(*arguments, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(loop, "guarded_update", slow_update)
     monkeypatch.setattr(tasks, "held_out_loss", slow_loss)
-    monkeypatch.setattr(loop, "save_checkpoint", slow_save)
+    monkeypatch.setattr(loop, "snapshot", slow_snapshot)
     run = trained(data, tmp_path / "run", eval__every=4, checkpoint__every=6)
     rates = [entry["tokens_per_second"] for entry in run.read(run.metrics) if "loss" in entry]
     assert len(rates) == 12

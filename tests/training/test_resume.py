@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import json
 import shutil
 import signal
+import socket
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +16,13 @@ import pytest
 
 from meristem.errors import InputError, RunError
 from meristem.training import loop
-from meristem.training.checkpoint import list_checkpoints
+from meristem.training.checkpoint import MANIFEST, list_checkpoints
 from meristem.training.config import override
 from meristem.training.loop import resume, train
 from meristem.training.optimizer import guarded_update
 from meristem.training.run import RunFolder
 
-from .helpers import STEPS, assert_equal_runs, copy_run, events, prepared, tiny_config, trained
+from .helpers import STEPS, assert_equal_runs, copy_run, events, prepared, saves, tiny_config, trained
 
 
 def signal_at(monkeypatch: pytest.MonkeyPatch, step: int, number: int) -> None:
@@ -74,12 +77,59 @@ def test_resuming_from_any_checkpoint_gives_the_same_run(step: int, whole: RunFo
     run = copy_run(whole, tmp_path / "run", last=step)
     assert resume(run.path).step == STEPS
     assert_equal_runs(run, whole)
+    assert saves(run) == saves(whole)
 
 
-def test_resuming_without_a_checkpoint_starts_from_the_beginning(whole: RunFolder, tmp_path: Path) -> None:
+def contents(run: RunFolder) -> dict[str, bytes]:
+    """All files of a run, but for the lock."""
+    files = [path for path in sorted(run.path.rglob("*")) if path.is_file() and path.name != ".lock"]
+    return {str(path.relative_to(run.path)): path.read_bytes() for path in files}
+
+
+def test_a_run_killed_before_its_first_checkpoint_starts_from_the_beginning(whole: RunFolder, tmp_path: Path) -> None:
     run = copy_run(whole, tmp_path / "run", last=0)
     resume(run.path)
     assert_equal_runs(run, whole)
+    assert saves(run) == saves(whole)
+
+
+@pytest.mark.parametrize("damage", ["deleted", "damaged", "unreadable"])
+def test_checkpoints_that_cannot_be_read_are_no_reason_to_start_over(
+    damage: str, whole: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is touched, what was found is named; starting over is done on purpose, and keeps the old."""
+    run = copy_run(whole, tmp_path / "run", last=8)
+    for path in list_checkpoints(run.checkpoints):
+        if damage == "deleted":
+            shutil.rmtree(path)
+        elif damage == "damaged":
+            (path / "model.safetensors").write_bytes(b"")
+    before = contents(run)
+    with monkeypatch.context() as patch:
+        if damage == "unreadable":  # a single error of the disk, while manifests are read
+            plain = Path.read_bytes
+            refuse = OSError(errno.EIO, "Input/output error")
+            patch.setattr(Path, "read_bytes", lambda path: _raise(refuse) if path.name == MANIFEST else plain(path))
+        with pytest.raises(RunError) as refused:
+            resume(run.path)
+    said = str(refused.value)
+    assert contents(run) == before
+    if damage == "deleted":
+        assert "holds no checkpoint, though one of step 8 was written" in said
+        assert f"meristem resume {run.path} --from-start" in said
+    else:
+        assert all(f"{name}/" in said for name in ("step-00000004", "step-00000008"))
+        assert ("Input/output error" if damage == "unreadable" else "model.safetensors: has 0 bytes") in said
+    resume(run.path, from_start=True)
+    assert_equal_runs(run, whole)
+    aside = run.path / "before.aside-1"
+    assert (aside / "metrics.jsonl").read_bytes() == before["metrics.jsonl"]
+    kept = [path.name for path in list_checkpoints(aside / "checkpoints")]
+    assert kept == ([] if damage == "deleted" else ["step-00000004", "step-00000008"])
+
+
+def _raise(error: Exception) -> Any:
+    raise error
 
 
 def test_a_line_cut_off_in_the_log_is_dropped_on_resume(whole: RunFolder, tmp_path: Path) -> None:
@@ -149,7 +199,9 @@ def test_what_the_folder_holds_is_not_overwritten(data: Path, tmp_path: Path) ->
 
 def test_an_empty_folder_is_taken(data: Path, tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
-    (tmp_path / ".run.partial").mkdir()  # a start that was killed
+    with subprocess.Popen(["true"]) as dead:
+        pass
+    (tmp_path / f".run.{dead.pid}-00000000@{socket.gethostname()}.partial").mkdir()  # a start that was killed
     run = trained(data, tmp_path / "run", train__steps=1)
     assert len(list_checkpoints(run.checkpoints)) == 1
     assert [p.name for p in tmp_path.iterdir()] == ["run"]

@@ -26,12 +26,12 @@ def test_a_link_to_an_empty_folder_takes_the_run(data: Path, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("content", [None, "{", "[]"])
-def test_a_damaged_data_file_is_named(content: str | None, whole: RunFolder, tmp_path: Path) -> None:
+def test_a_damaged_origin_is_named(content: str | None, whole: RunFolder, tmp_path: Path) -> None:
     run = copy_run(whole, tmp_path / "run", last=4)
-    (run.path / "data.json").unlink()
+    (run.path / "origin.json").unlink()
     if content is not None:
-        (run.path / "data.json").write_text(content)
-    with pytest.raises(RunError, match=r"data\.json"):
+        (run.path / "origin.json").write_text(content)
+    with pytest.raises(RunError, match=r"origin\.json"):
         resume(run.path)
 
 

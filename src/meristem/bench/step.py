@@ -21,6 +21,7 @@ from torch._dynamo.eval_frame import _debug_get_cache_entry_list
 from torch._inductor.utils import fresh_cache
 
 from meristem.errors import InputError, RunError
+from meristem.limits import check_integer
 from meristem.model import Classifier, Decoder
 from meristem.model.transformer import Regions
 from meristem.plan import Plan
@@ -199,10 +200,9 @@ def block_graphs(compile: bool) -> int:
 
 
 def check_minimums(*limits: tuple[str, int, int]) -> None:
-    """Refuse the first (field, value, minimum) whose value is too small."""
+    """Refuse the first (field, value, minimum) whose value is too small, or larger than anything can be."""
     for field, value, minimum in limits:
-        if value < minimum:
-            raise InputError(field, value, f"must be at least {minimum}")
+        check_integer(field, value, minimum)
 
 
 def compare_steps(

@@ -4,7 +4,7 @@ from meristem.data.corpus import BadPlace, Document, find_files, read_documents,
 from meristem.data.folder import open_data, verify
 from meristem.data.labelled import Findings, LabelledData, LabelledIndex, LabelledRows
 from meristem.data.pieces import Cut
-from meristem.data.prepare import prepare
+from meristem.data.prepare import held_out_warning, prepare
 from meristem.data.prepare_labelled import default_cut, findings_text, findings_warnings, prepare_labelled
 from meristem.data.progress import Progress, shown_progress
 from meristem.data.recipe import Recipe
@@ -49,6 +49,7 @@ __all__ = [
     "find_files",
     "findings_text",
     "findings_warnings",
+    "held_out_warning",
     "load_tokenizer",
     "open_data",
     "padded_length",

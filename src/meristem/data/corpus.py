@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import hashlib
 import io
-import json
 import sysconfig
 import zlib
 from collections.abc import Iterable, Iterator
@@ -13,7 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from meristem.errors import InputError, RunError, missing_extra
+from meristem.errors import InputError, RunError, missing_extra, shortened, shown
+from meristem.files import parsed_json
+from meristem.limits import LARGEST_DOCUMENT
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
@@ -28,6 +29,13 @@ STDLIB_SKIPPED = {
     "ensurepip", "encodings", "pydoc_data", "__pycache__",
 }  # fmt: skip
 STDLIB_BYTES = 8_000_000
+
+AT_ONCE = 1 << 20  # bytes read at a time
+
+# A zstd block is at least 4 bytes and becomes at most 128 KiB, so that no more than 64 MiB come at once.
+COMPRESSED_AT_ONCE = 1 << 11
+
+Stream = IO[bytes] | io.BufferedReader | gzip.GzipFile
 
 
 @dataclass(frozen=True)
@@ -49,7 +57,8 @@ class BadPlace:
     reason: str
 
     def __str__(self) -> str:
-        return f"{self.path}:{self.line}: {self.reason}"
+        path = str(self.path).encode("utf-8", "backslashreplace").decode()  # a name need not be UTF-8
+        return f"{path}:{self.line}: {shortened(self.reason)}"
 
 
 def find_files(paths: Iterable[str | Path]) -> list[Path]:
@@ -65,6 +74,8 @@ def find_files(paths: Iterable[str | Path]) -> list[Path]:
             found.update((file.resolve(), file) for file in files if file.is_file())
         elif not path.exists():
             raise InputError("paths", str(path), "no such file or folder")
+        elif not path.is_file():
+            raise InputError("paths", str(path), "is neither a regular file nor a folder")
         elif _kind(path) is None:
             raise InputError("paths", str(path), f"unknown kind of file; {_allowed()}")
         else:
@@ -139,12 +150,14 @@ def _is_utf8(path: Path) -> bool:
 
 
 def _read_whole(path: Path) -> Iterator[Document | BadPlace]:
-    content = b""
+    content = bytearray()
     try:
         with path.open("rb") as raw, decompressed(raw, path) as stream:
-            content = stream.read()
+            content = _limited(stream)
             text = content.decode("utf-8-sig")
             size = raw.tell()
+    except TooLongError as error:
+        yield BadPlace(path, 1, str(error))
     except UnicodeDecodeError as error:
         yield BadPlace(path, content.count(b"\n", 0, error.start) + 1, f"not UTF-8 ({error.reason})")
     except (OSError, EOFError, zlib.error) as error:
@@ -158,8 +171,8 @@ def _read_lines(path: Path, text_field: str) -> Iterator[Document | BadPlace]:
     number = 0
     try:
         with path.open("rb") as raw, decompressed(raw, path) as stream:
-            for number, line in enumerate(stream, start=1):
-                if not line.strip():
+            for number, line in enumerate(lines_of(stream), start=1):
+                if line is not None and not line.strip():
                     continue
                 try:
                     text = _text_of(parsed_line(line), text_field)
@@ -172,21 +185,57 @@ def _read_lines(path: Path, text_field: str) -> Iterator[Document | BadPlace]:
         yield BadPlace(path, number + 1, f"cannot be read further ({error})")
 
 
-def parsed_line(line: bytes) -> Any:
+class TooLongError(ValueError):
+    """A document or line that is longer than any should be; perhaps few bytes of a compressed file that grow so."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(f"{what} longer than {LARGEST_DOCUMENT:,} bytes")
+
+
+def _limited(stream: Stream) -> bytearray:
+    """All of a file, which is taken piece by piece, so that no more is held than is there or allowed."""
+    content = bytearray()
+    while piece := stream.read(AT_ONCE):
+        content += piece
+        if len(content) > LARGEST_DOCUMENT:
+            raise TooLongError("a text")
+    return content
+
+
+def lines_of(stream: Stream) -> Iterator[bytes | None]:
+    """The lines of a file; None stands for one that is too long, which is passed over."""
+    while piece := stream.readline(AT_ONCE):
+        line = bytearray()  # for those that have more than one piece
+        while len(piece) == AT_ONCE and not piece.endswith(b"\n") and len(line) <= LARGEST_DOCUMENT:
+            line += piece
+            piece = stream.readline(AT_ONCE)
+        if len(line) + len(piece) <= LARGEST_DOCUMENT:
+            yield bytes(line + piece) if line else piece
+            continue
+        yield None
+        while piece and not piece.endswith(b"\n"):
+            piece = stream.readline(AT_ONCE)
+
+
+def parsed_line(line: bytes | None) -> Any:
     """The JSON value of a line; a ValueError says why there is none."""
+    if line is None:
+        raise TooLongError("a line")
     try:
-        return json.loads(line.decode("utf-8-sig"))
+        return parsed_json(line.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         raise ValueError(f"not UTF-8 ({error.reason} at byte {error.start})") from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise ValueError(f"not JSON ({error})") from error
+    except MemoryError as error:
+        raise ValueError("does not fit into memory") from error
 
 
 def _text_of(record: Any, field: str) -> str:
     if not isinstance(record, dict):
         raise ValueError(f"not a JSON object but {type(record).__name__}")
     if field not in record:
-        raise ValueError(f"no field {field!r} among {sorted(record)[:20]}")
+        raise ValueError(f"no field {field!r} among {shown(sorted(record)[:20])}")
     text = record[field]
     if not isinstance(text, str):
         raise ValueError(f"field {field!r} holds {type(text).__name__}, not text")
@@ -208,7 +257,7 @@ def _read_parquet(path: Path, text_field: str) -> Iterator[Document | BadPlace]:
         with pq.ParquetFile(path) as file:
             columns, rows = file.schema_arrow.names, file.metadata.num_rows
             if text_field not in columns:
-                yield BadPlace(path, 1, f"no column {text_field!r} among {columns[:20]}")
+                yield BadPlace(path, 1, f"no column {text_field!r} among {shown(columns[:20])}")
                 return
             for batch in file.iter_batches(batch_size=1024, columns=[text_field]):
                 for value in batch.column(0):
@@ -220,11 +269,11 @@ def _read_parquet(path: Path, text_field: str) -> Iterator[Document | BadPlace]:
                         continue
                     if text:
                         yield Document(path, row, text, size * row // rows)
-    except (OSError, pa.ArrowException) as error:
+    except (OSError, ValueError, pa.ArrowException) as error:  # a ValueError: names that are not UTF-8
         yield BadPlace(path, row + 1, f"cannot be read further ({error})")
 
 
-def decompressed(raw: IO[bytes], path: Path) -> IO[bytes] | io.BufferedReader | gzip.GzipFile:
+def decompressed(raw: IO[bytes], path: Path) -> Stream:
     """The content of an open file; reading fails with EOFError where a compressed file is cut short."""
     suffix = path.suffix.lower()
     if suffix == ".gz":
@@ -243,14 +292,15 @@ class _ZstdReader(io.RawIOBase):
         self._raw = raw
         self._library = zstandard
         self._frame: Any = None
-        self._compressed = self._ready = b""
+        self._compressed = b""
+        self._ready = memoryview(b"")  # whose rest is not copied with every piece that is taken
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: WriteableBuffer) -> int:
         while not self._ready:
-            self._compressed = self._compressed or self._raw.read(1 << 17)
+            self._compressed = self._compressed or self._raw.read(COMPRESSED_AT_ONCE)
             if not self._compressed:
                 if self._frame is not None:
                     raise EOFError("the file ends inside a zstd frame")
@@ -259,7 +309,7 @@ class _ZstdReader(io.RawIOBase):
                 decompressor = self._library.ZstdDecompressor(max_window_size=1 << 31)
                 self._frame = decompressor.decompressobj()
             try:
-                self._ready = self._frame.decompress(self._compressed)
+                self._ready = memoryview(self._frame.decompress(self._compressed))
             except self._library.ZstdError as error:
                 raise OSError(str(error)) from error
             self._compressed = self._frame.unused_data

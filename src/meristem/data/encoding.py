@@ -21,6 +21,23 @@ from numpy.typing import NDArray
 from meristem.data.tokenizer import Tokenizer, load_tokenizer, token_dtype
 from meristem.errors import RunError
 
+NEAR = 400  # characters from the wanted place within which a document is rather cut at a line break
+
+
+@dataclass(frozen=True)
+class Division:
+    """What is held out: documents with a hash below `threshold`, or, where `share` is given, the end of each."""
+
+    threshold: int
+    share: float | None = None
+
+    def of(self, text: str, hash_: int) -> tuple[str, str]:
+        """What of a document is trained on and what is held out; either may be empty."""
+        if self.share is not None:
+            cut = cut_at(text, self.share)
+            return text[:cut], text[cut:]
+        return ("", text) if hash_ < self.threshold else (text, "")
+
 
 @dataclass(frozen=True)
 class Part:
@@ -41,22 +58,34 @@ class Encoded:
     highest: int
 
 
-def encode(tokenizer: Tokenizer, texts: Sequence[str], threshold: int) -> Encoded:
-    """Ids of a chunk of documents; those with a hash below `threshold` are held out."""
-    hashes, sizes = zip(*map(_hash_and_size, texts), strict=True)
-    documents = list(zip(hashes, sizes, tokenizer.encode_batch(texts), strict=True))
+def encode(tokenizer: Tokenizer, texts: Sequence[str], division: Division) -> Encoded:
+    """Ids of a chunk of documents, divided."""
+    hashes = [_hash(text) for text in texts]
+    divided = [division.of(text, value) for text, value in zip(texts, hashes, strict=True)]
+    train, held_out = ([text for text in side if text] for side in zip(*divided, strict=True))
+    return Encoded(_part(tokenizer, train), _part(tokenizer, held_out), min(hashes), max(hashes))
+
+
+def _part(tokenizer: Tokenizer, texts: Sequence[str]) -> Part:
     end = np.array([tokenizer.end_of_text], dtype=token_dtype(tokenizer.vocabulary))
+    pieces = [piece for ids in tokenizer.encode_batch(texts) for piece in (ids, end)]
+    return Part(np.concatenate([end[:0], *pieces]), len(texts), sum(len(text.encode("utf-8")) for text in texts))
 
-    def part(held: bool) -> Part:
-        mine = [(size, ids) for value, size, ids in documents if (value < threshold) == held]
-        pieces = [piece for _, ids in mine for piece in (ids, end)]
-        return Part(np.concatenate([end[:0], *pieces]), len(mine), sum(size for size, _ in mine))
 
-    return Encoded(part(False), part(True), min(hashes), max(hashes))
+def cut_at(text: str, share: float) -> int:
+    """Where the last `share` of a text begins: after the nearest line break, if one is near.
+
+    There is a character on each side, if there are two.
+    """
+    cut = min(max(1, round(len(text) * (1 - share))), max(1, len(text) - 1))
+    before = text.rfind("\n", max(0, cut - NEAR), cut) + 1
+    after = text.find("\n", cut, min(cut + NEAR, len(text) - 1)) + 1
+    breaks = [place for place in (before, after) if place]
+    return min(breaks, key=lambda place: abs(place - cut), default=cut)
 
 
 def encode_chunks(
-    chunks: Iterable[list[str]], tokenizer: Tokenizer, folder: Path, threshold: int, workers: int
+    chunks: Iterable[list[str]], tokenizer: Tokenizer, folder: Path, division: Division, workers: int
 ) -> Generator[Encoded, None, None]:
     """`encode` over chunks, in their order; with several workers, which load the tokenizer from `folder`.
 
@@ -64,14 +93,14 @@ def encode_chunks(
     """
     if workers == 1:
         for chunk in chunks:
-            yield encode(tokenizer, chunk, threshold)
+            yield encode(tokenizer, chunk, division)
         return
     # Spawned, not forked: a fork would copy the locks of threads that the tokenizer or torch has running.
     pool = ProcessPoolExecutor(workers, get_context("spawn"), _start_worker, (str(folder),))
     waiting: deque[Future[Encoded]] = deque()
     try:
         for chunk in chunks:
-            waiting.append(pool.submit(_encode_in_worker, chunk, threshold))
+            waiting.append(pool.submit(_encode_in_worker, chunk, division))
             if len(waiting) >= 3 * workers:
                 yield waiting.popleft().result()
         while waiting:
@@ -100,11 +129,10 @@ def _leave_with_parent() -> None:
         os._exit(1)
 
 
-def _encode_in_worker(texts: list[str], threshold: int) -> Encoded:
-    return encode(_worker_tokenizer, texts, threshold)
+def _encode_in_worker(texts: list[str], division: Division) -> Encoded:
+    return encode(_worker_tokenizer, texts, division)
 
 
-def _hash_and_size(text: str) -> tuple[int, int]:
-    """A 64-bit hash of a text, the same everywhere, and the length of its UTF-8."""
-    content = text.encode("utf-8")
-    return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "big"), len(content)
+def _hash(text: str) -> int:
+    """A 64-bit hash of a text, the same everywhere."""
+    return int.from_bytes(hashlib.blake2b(text.encode("utf-8"), digest_size=8).digest(), "big")

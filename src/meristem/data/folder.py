@@ -1,34 +1,47 @@
-"""Folders of prepared data: which kind one is, and how it comes into being as a whole or not at all."""
+"""Folders of prepared data: which kind one is, opening and checking it, and whether one may be written."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import os
-import shutil
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import re
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from meristem.data.labelled import KIND, LabelledData, LabelledIndex, verify_labelled
-from meristem.data.shards import INDEX_FILE, Index, TokenData, verify_tokens
-from meristem.errors import InputError
+from meristem.data.check import CHECKED_FILE, check_all, check_once
+from meristem.data.labelled import KIND, PARTS, LabelledData, LabelledIndex
+from meristem.data.recipe import RECIPE_FILE
+from meristem.data.shards import INDEX_FILE, Index, TokenData
+from meristem.data.tokenizer import CONFIG_FILE, TOKENIZER_FILE
+from meristem.errors import InputError, RunError, shortened
+from meristem.files import read_json, recover
+from meristem.wording import listed
+
+_NAMED = "|".join(map(re.escape, (INDEX_FILE, TOKENIZER_FILE, CONFIG_FILE, RECIPE_FILE, CHECKED_FILE)))
+_OWN = re.compile(rf"{_NAMED}|(train|held-out)-(\d+|{'|'.join(PARTS)})\.bin|\.{re.escape(CHECKED_FILE)}\..*\.partial")
 
 
-def open_data(folder: str | Path) -> TokenData | LabelledData:
-    """The data of a folder, of either kind."""
-    return LabelledData.open(folder) if _is_labelled(Path(folder)) else TokenData.open(folder)
+def open_data(
+    folder: str | Path, report: Callable[[str], None] | None = None, *, check: bool = True
+) -> TokenData | LabelledData:
+    """The data of a folder, of either kind, checked against its index.
 
-
-def load_index(folder: str | Path) -> Index | LabelledIndex:
-    """The index of a folder, of either kind."""
-    return LabelledIndex.load(Path(folder)) if _is_labelled(Path(folder)) else Index.load(folder)
+    All files are read for that the first time; as long as none changes, not again. `report` is told when they are.
+    Where another process has just done so, `check` need not be done again.
+    """
+    data = _opened(Path(folder))
+    if check:
+        check_once(data, report)
+    return data
 
 
 def verify(folder: str | Path) -> Index | LabelledIndex:
     """Read all of a folder and compare it with its index; what differs is an error that names it."""
-    return verify_labelled(Path(folder)) if _is_labelled(Path(folder)) else verify_tokens(Path(folder))
+    data = _opened(Path(folder))
+    check_all(data)
+    return data.index
 
 
 def fingerprint(files: Sequence[Path], settings: list[Any]) -> str:
@@ -44,45 +57,41 @@ def already_made(out: Path, wanted: str, overwrite: bool) -> bool:
         return False
     if not (out / INDEX_FILE).is_file():
         raise InputError("out", str(out), "exists and is not prepared data; choose another folder")
-    if overwrite:
-        load_index(out)  # never replace a folder that something else made
-        return False
-    if open_data(out).index.fingerprint != wanted:
-        raise InputError(
-            "out",
-            str(out),
-            "holds data from other files or settings; use overwrite (--overwrite), or choose another folder",
-        )
-    return True
-
-
-@contextmanager
-def staged(out: Path) -> Iterator[Path]:
-    """A folder to write to, which becomes `out` when all has gone well, and leaves nothing behind when not."""
-    staging = out.absolute().with_name(f".{out.absolute().name}.{os.getpid()}.partial")
+    foreign, reason = _foreign(out), "holds data from other files or settings"
     try:
-        staging.mkdir(parents=True)
-        yield staging
-        _put_in_place(staging, out)
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
+        if _index(out).fingerprint == wanted and not overwrite:
+            open_data(out)
+            return True
+    except RunError as error:
+        if foreign:  # perhaps something else has made it
+            raise
+        reason = f"is damaged ({shortened(str(error))})"
+    if not overwrite:
+        raise InputError("out", str(out), f"{reason}; use overwrite (--overwrite), or choose another folder")
+    if foreign:
+        expected = f"holds other files too ({shortened(listed(foreign, 5))}), which would be lost; move them away"
+        raise InputError("out", str(out), expected)
+    return False
 
 
-def _put_in_place(staging: Path, out: Path) -> None:
-    """Give the finished folder its name, moving an older one out of the way first."""
-    if (out / INDEX_FILE).exists():
-        old = staging.with_suffix(".old")
-        out.rename(old)
-        staging.rename(out)
-        shutil.rmtree(old)
-    else:
-        staging.rename(out)
+def _opened(folder: Path) -> TokenData | LabelledData:
+    if not os.path.exists(folder):  # a killed process may have been about to replace it
+        recover(folder)
+    return LabelledData.open(folder) if _is_labelled(folder) else TokenData.open(folder)
+
+
+def _index(folder: Path) -> Index | LabelledIndex:
+    return LabelledIndex.load(folder) if _is_labelled(folder) else Index.load(folder)
+
+
+def _foreign(folder: Path) -> list[str]:
+    """The names of the files that preparing does not make."""
+    return sorted(path.name for path in folder.iterdir() if path.is_dir() or not _OWN.fullmatch(path.name))
 
 
 def _is_labelled(folder: Path) -> bool:
     """Whether the index says so; what is wrong with an index is said by those who read it."""
     try:
-        content = json.loads((folder / INDEX_FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return read_json(folder / INDEX_FILE).get("kind") == KIND
+    except RunError:
         return False
-    return isinstance(content, dict) and content.get("kind") == KIND

@@ -1,10 +1,8 @@
-"""Labelled data on disk: the index, the memory-mapped rows of ids, their classes, and their check."""
+"""Labelled data on disk: the index, the memory-mapped rows of ids, and their classes."""
 
 from __future__ import annotations
 
 import hashlib
-import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -13,15 +11,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from meristem.data.fields import Fields, agree, wrong
+from meristem.data.pieces import RESERVED
 from meristem.data.recipe import RECIPE_FILE, Recipe
-from meristem.data.shards import INDEX_FILE, SPLITS, STORED_TYPES, SplitName, mapped
+from meristem.data.shards import INDEX_FILE, SPLITS, STORED_TYPES, SplitName, mapped, read_index, write_index
 from meristem.data.tokenizer import token_dtype
 from meristem.errors import InputError, RunError
+from meristem.limits import MOST_CONTEXT, MOST_TOKEN_IDS
 from meristem.plan import PADDING
 
 FORMAT = "meristem-labelled/1"
 KIND = "labelled"
 TYPES = {**STORED_TYPES, "uint64": "<u8"}
+PARTS = {"tokens": tuple(STORED_TYPES), "ends": ("uint64",), "labels": ("uint32",)}  # files of a split, and their types
 
 
 @dataclass(frozen=True)
@@ -94,31 +96,16 @@ class LabelledIndex:
         """Write `index.json` into a folder."""
         content = asdict(self)
         splits = {name: content.pop(name) for name in SPLITS}
-        content = {"format": FORMAT, "kind": KIND, **content, "splits": splits}
-        (folder / INDEX_FILE).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        write_index(folder, {"format": FORMAT, "kind": KIND, **content, "splits": splits})
 
     @classmethod
     def load(cls, folder: Path) -> LabelledIndex:
         """Read the `index.json` of a folder."""
         path = folder / INDEX_FILE
+        content = read_index(path)
         try:
-            content = json.loads(path.read_text(encoding="utf-8"))
-            if content.get("format") != FORMAT:
-                raise ValueError(f"format is {content.get('format')!r}, expected {FORMAT!r}")
-            return cls(
-                classes=tuple(content["classes"]),
-                ids=content["ids"],
-                length=content["length"],
-                recipe=content["recipe"],
-                train=_split_from(content["splits"]["train"]),
-                held_out=_split_from(content["splits"]["held_out"]),
-                findings=Findings(**content["findings"]),
-                fingerprint=content["fingerprint"],
-                source=content["source"],
-            )
-        except OSError as error:
-            raise RunError(f"{path}: cannot be read, so this is no prepared data ({error.strerror})") from error
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            return _index_from(Fields(content))
+        except ValueError as error:
             raise RunError(f"{path}: not an index of labelled data ({error})") from error
 
 
@@ -164,12 +151,17 @@ class LabelledData:
 
     @classmethod
     def open(cls, folder: str | Path) -> LabelledData:
-        """Map the files of a folder; a missing file or one of the wrong size is an error that names it."""
+        """Map the files of a folder; a missing file or one of the wrong size is an error that names it.
+
+        What the files hold is not looked at: `meristem.data.open_data` does that too.
+        """
         folder = Path(folder)
         index = LabelledIndex.load(folder)
         recipe = Recipe.load(folder)
         if recipe.digest != index.recipe:
-            raise RunError(f"{folder / RECIPE_FILE}: is not the recipe that made this data; prepare it again")
+            raise wrong(folder / RECIPE_FILE, "is not the recipe that made this data")
+        if (recipe.ids, recipe.classes, recipe.length) != (index.ids, index.classes, index.length):
+            raise wrong(folder / INDEX_FILE, f"differs from {RECIPE_FILE} in ids, classes or length")
         splits = {name: _open_split(folder, index.split(name)) for name in SPLITS}
         return cls(folder, index, recipe, splits)
 
@@ -191,18 +183,6 @@ def write_split(folder: Path, name: SplitName, rows: LabelledRows, recipe: Recip
     return LabelledSplit(len(rows), len(rows.tokens), tuple(counts.tolist()), files)
 
 
-def verify_labelled(folder: Path) -> LabelledIndex:
-    """Read all of a folder of labelled data and compare it with its index; what differs is an error that names it."""
-    index = LabelledData.open(folder).index
-    for name in SPLITS:
-        for stored in index.split(name).files.values():
-            with (folder / stored.file).open("rb") as file:
-                found = hashlib.file_digest(file, "sha256").hexdigest()
-            if found != stored.sha256:
-                raise RunError(f"{folder / stored.file}: does not have the sha256 in the index; prepare it again")
-    return index
-
-
 def _open_split(folder: Path, split: LabelledSplit) -> LabelledRows:
     arrays = {
         part: mapped(folder / stored.file, stored.count, np.dtype(TYPES[stored.dtype]))
@@ -213,18 +193,57 @@ def _open_split(folder: Path, split: LabelledSplit) -> LabelledRows:
 
 def _write(path: Path, array: NDArray[Any], dtype: str) -> Stored:
     content = array.astype(TYPES[dtype]).tobytes()
-    with path.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
+    path.write_bytes(content)
     return Stored(path.name, dtype, len(array), hashlib.sha256(content).hexdigest())
 
 
-def _split_from(content: dict[str, Any]) -> LabelledSplit:
-    files = {part: Stored(**content["files"][part]) for part in ("tokens", "ends", "labels")}
-    for stored in files.values():
-        if Path(stored.file).name != stored.file:
-            raise ValueError(f"{stored.file!r} is not a plain file name")
-        if stored.dtype not in TYPES:
-            raise ValueError(f"dtype is {stored.dtype!r}, expected one of {list(TYPES)}")
-    return LabelledSplit(content["rows"], content["tokens"], tuple(content["class_rows"]), files)
+def _index_from(content: Fields) -> LabelledIndex:
+    content.text("format", [FORMAT])
+    splits = content.object("splits")
+    classes = content.texts("classes")
+    agree("the number of classes", len(classes), len(set(classes)), "that of their names is")
+    return LabelledIndex(
+        classes=classes,
+        ids=content.integer("ids", RESERVED, RESERVED + MOST_TOKEN_IDS),
+        length=content.integer("length", 1, MOST_CONTEXT),
+        recipe=content.sha256("recipe"),
+        train=_split_from(splits.object("train"), len(classes)),
+        held_out=_split_from(splits.object("held_out"), len(classes)),
+        findings=_findings_from(content.object("findings")),
+        fingerprint=content.text("fingerprint"),
+        source=content.text("source"),
+    )
+
+
+def _split_from(content: Fields, classes: int) -> LabelledSplit:
+    parts = content.object("files")
+    files = {part: _stored_from(parts.object(part), types) for part, types in PARTS.items()}
+    split = LabelledSplit(content.integer("rows"), content.integer("tokens"), content.integers("class_rows"), files)
+    agree("tokens", split.tokens, files["tokens"].count, "their file has")
+    agree("rows", split.rows, files["labels"].count, "the file of labels has")
+    agree("rows", split.rows, files["ends"].count, "the file of row ends has")
+    agree("rows", split.rows, sum(split.class_rows), "the classes have")
+    agree("the number of class_rows", len(split.class_rows), classes, "that of classes is")
+    return split
+
+
+def _stored_from(content: Fields, types: Sequence[str]) -> Stored:
+    return Stored(
+        content.file_name("file"), content.text("dtype", types), content.integer("count"), content.sha256("sha256")
+    )
+
+
+def _findings_from(content: Fields) -> Findings:
+    return Findings(
+        rows=content.integer("rows"),
+        bad=content.integer("bad"),
+        duplicates=content.integer("duplicates"),
+        duplicates_dropped=content.flag("duplicates_dropped"),
+        conflicts=content.integer("conflicts"),
+        repeated=content.integer("repeated"),
+        cut=content.integer("cut"),
+        unknown=content.number("unknown", 0, 1),
+        small_classes=content.counts("small_classes"),
+        untrained_classes=content.counts("untrained_classes"),
+        other_splits=content.counts("other_splits"),
+    )

@@ -10,7 +10,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from meristem.errors import InputError
+from meristem.data.tokenizer import backend_ids, encoded, load_backend
+from meristem.errors import InputError, RunError, shortened
+from meristem.files import read_text
+from meristem.limits import check_integer
 from meristem.plan import PADDING
 from meristem.wording import counted
 
@@ -41,8 +44,7 @@ class Cut:
         if self.kind not in KINDS:
             raise InputError("tokens (--tokens)", self.kind, f"must be one of {', '.join(KINDS)}")
         for field in ("k", "stride"):
-            if getattr(self, field) < 1:
-                raise InputError(field, getattr(self, field), "must be at least 1")
+            check_integer(field, getattr(self, field), 1)
         if (self.kind == "tokenizer") != (self.tokenizer is not None):
             raise InputError("tokens (--tokens)", self.kind, "goes with a tokenizer.json, and nothing else does")
 
@@ -52,10 +54,12 @@ class Cut:
         if name in KINDS and name != "tokenizer":
             return cls(name, k, stride)
         try:
-            return cls("tokenizer", k, stride, Path(name).read_bytes().decode("utf-8"))
-        except (OSError, ValueError) as error:
+            definition = read_text(Path(name))
+        except RunError as error:
             kinds = ", ".join(kind for kind in KINDS if kind != "tokenizer")
-            raise InputError("tokens (--tokens)", name, f"must be {kinds} or a tokenizer.json ({error})") from error
+            expected = f"must be {kinds} or a tokenizer.json ({shortened(str(error))})"
+            raise InputError("tokens (--tokens)", name, expected) from error
+        return cls("tokenizer", k, stride, definition)
 
     def __str__(self) -> str:
         if self.kind == "kmers":
@@ -65,7 +69,7 @@ class Cut:
     def pieces(self, text: str) -> list[str]:
         """The pieces of a text that is not empty; always at least one."""
         if self.kind == "tokenizer":
-            return self._backend.encode(text).tokens or [text]
+            return self._tokens(text) or [text]
         if self.kind == "words":
             return _WORD.findall(text.lower()) or [text]
         if self.kind == "chars":
@@ -79,23 +83,17 @@ class Cut:
         """The pieces that a tokenizer knows, by its ids; None where the training rows decide."""
         if self.kind != "tokenizer":
             return None
-        ids: dict[str, int] = self._backend.get_vocab(with_added_tokens=True)
-        names = {number: piece for piece, number in ids.items()}
+        names = {number: piece for piece, number in backend_ids("tokens (--tokens)", self._backend).items()}
         return tuple(names.get(number, "") for number in range(max(names) + 1))
+
+    def _tokens(self, text: str) -> list[str]:
+        tokens: list[str] = encoded(self._backend.encode, text).tokens
+        return tokens
 
     @cached_property
     def _backend(self) -> Backend:
-        from tokenizers import Tokenizer as Backend
-
         assert self.tokenizer is not None
-        try:
-            backend = Backend.from_str(self.tokenizer)
-        except Exception as error:  # the library raises nothing narrower
-            expected = f"must be a Hugging Face tokenizer.json ({error})"
-            raise InputError("tokens (--tokens)", self.tokenizer[:40], expected) from error
-        backend.no_truncation()
-        backend.no_padding()
-        return backend
+        return load_backend("tokens (--tokens)", self.tokenizer)
 
 
 def learnt_vocabulary(texts: Iterable[Sequence[str]], min_count: int, max_size: int) -> tuple[str, ...]:

@@ -11,17 +11,26 @@ from typing import Literal, NamedTuple, get_args
 import numpy as np
 
 from meristem.data.corpus import BadPlace, find_files, read_documents
-from meristem.data.encoding import encode_chunks
-from meristem.data.folder import already_made, fingerprint, staged
+from meristem.data.encoding import Division, encode_chunks
+from meristem.data.folder import already_made, fingerprint
 from meristem.data.progress import Progress, Report
+from meristem.data.sampler import evaluation_windows
 from meristem.data.shards import Index, Split, TokenizerFacts
 from meristem.data.tokenizer import Tokenizer, token_dtype
 from meristem.data.writer import SplitWriter
 from meristem.errors import InputError, RunError
+from meristem.files import new_folder, recover, staged
+from meristem.limits import check_integer
+from meristem.wording import counted
 
 CHUNK_CHARACTERS = 1 << 20
 SMALL_INPUT = 4_000_000  # bytes; below it, starting processes takes longer than the work
+MOST_WORKERS = 1 << 10
 HASHES = 1 << 64
+WINDOW = 1024  # tokens of the default context
+FEW_WINDOWS = 100  # with fewer held out, the loss is rough
+
+MANY_BAD = 10_000  # places
 
 OnError = Literal["refuse", "skip"]
 
@@ -48,14 +57,18 @@ def prepare(
 
     A document is held out if the hash of its text, as a fraction, is below `held_out`, so equal texts are
     never divided. If that leaves a split empty, only the lowest hash is held out, or only the highest trained
-    on. With one distinct text, or with `held_out` 0, all goes to training.
+    on. Of a single text, which may be there several times, the last `held_out` share of its characters is held out,
+    up to a line break near by, and the text counts as a document of both splits. With `held_out` 0 all goes to
+    training.
 
     A place that cannot be read ends the work with an error that names it, or is skipped and counted, as
     `on_error` says. `source` describes the data in the index. With more than one worker, a script that calls
     this must guard its own start with `if __name__ == "__main__"`, as always when Python starts processes.
     """
+    out = new_folder("out", Path(out))
+    recover(out)  # whatever else may be wrong
     _check_settings(held_out, on_error, shard_tokens, workers)
-    named, out = [Path(path) for path in paths], Path(out)
+    named = [Path(path) for path in paths]
     files = find_files(named)
     wanted = fingerprint(files, [held_out, on_error, text_field, shard_tokens, tokenizer.digest])
     if already_made(out, wanted, overwrite):
@@ -64,10 +77,10 @@ def prepare(
     workers = workers or _default_workers(tokenizer, reader.size)
     with staged(out) as staging:
         tokenizer.save(staging)
-        threshold = round(held_out * HASHES)
-        written = _write(reader, tokenizer, staging, threshold, shard_tokens, workers, report)
-        mended = _mended_threshold(written, threshold)
-        if mended != threshold:  # there are few documents then, so a second pass costs little
+        division = Division(round(held_out * HASHES))
+        written = _write(reader, tokenizer, staging, division, shard_tokens, workers, report)
+        mended = _mended(division, written, held_out)
+        if mended != division:  # there are few documents then, so a second pass costs little
             for shard in staging.glob("*.bin"):
                 shard.unlink()
             written = _write(reader, tokenizer, staging, mended, shard_tokens, workers, None)
@@ -93,11 +106,11 @@ class _Reader:
         self._on_error = on_error
         self._bad: list[BadPlace] = []
         self.size = sum(file.stat().st_size for file in files)
-        self.read = self.skipped = 0
+        self.read = self.skipped = self._good = 0
 
     def chunks(self) -> Iterator[list[str]]:
         """All documents in order, about `CHUNK_CHARACTERS` of text at a time."""
-        self.read = self.skipped = finished = characters = 0
+        self.read = self.skipped = self._good = finished = characters = 0
         chunk: list[str] = []
         for path in self._files:
             for item in read_documents(path, self._text_field):
@@ -105,6 +118,7 @@ class _Reader:
                     self._note(item)
                     continue
                 self.read = finished + item.read
+                self._good += 1
                 chunk.append(item.text)
                 characters += len(item.text)
                 if characters >= CHUNK_CHARACTERS:
@@ -123,6 +137,7 @@ class _Reader:
         if self._on_error == "refuse":
             raise refusal(place)
         self.skipped += 1
+        check_mostly_good(place, self.skipped, self._good)
         self._bad.append(place)
 
 
@@ -137,12 +152,12 @@ def _write(
     reader: _Reader,
     tokenizer: Tokenizer,
     folder: Path,
-    threshold: int,
+    division: Division,
     shard_tokens: int,
     workers: int,
     report: Report | None,
 ) -> _Written:
-    """Write the shards of both splits; documents with a hash below `threshold` are held out."""
+    """Write the shards of both splits."""
     train = SplitWriter(folder, "train", _dtype_name(tokenizer), shard_tokens)
     held_out = SplitWriter(folder, "held-out", _dtype_name(tokenizer), shard_tokens)
     lowest, highest = HASHES, -1
@@ -153,7 +168,7 @@ def _write(
             read = reader.size if done else reader.read
             report(Progress(read, reader.size, documents, tokens, reader.take_bad(), done))
 
-    encodings = encode_chunks(reader.chunks(), tokenizer, folder, threshold, workers)
+    encodings = encode_chunks(reader.chunks(), tokenizer, folder, division, workers)
     with closing(train), closing(held_out), closing(encodings):
         for encoded in encodings:
             train.add(encoded.train)
@@ -166,23 +181,33 @@ def _write(
     return _Written(train.finish(), held_out.finish(), lowest, highest)
 
 
-def _mended_threshold(written: _Written, threshold: int) -> int:
-    """The threshold that leaves documents in both splits, if there are different ones and some are wanted."""
-    if threshold == 0 or (written.train.documents and written.held_out.documents):
-        return threshold
+def _mended(division: Division, written: _Written, held_out: float) -> Division:
+    """The division that leaves something in both splits, if anything is to be held out."""
+    if held_out == 0 or (written.train.documents and written.held_out.documents):
+        return division
     if written.lowest == written.highest:
-        return 0
-    return written.highest if written.held_out.documents else written.lowest + 1
+        return Division(0, held_out)
+    return Division(written.highest if written.held_out.documents else written.lowest + 1)
+
+
+def held_out_warning(index: Index) -> str | None:
+    """What to say about held-out data that are too few to measure anything; None if they are not."""
+    windows = len(evaluation_windows(index.held_out.tokens, WINDOW, FEW_WINDOWS))
+    if windows == FEW_WINDOWS:
+        return None
+    return (
+        f"only {counted(windows, 'window')} of {WINDOW:,} tokens held out; losses measured on fewer than "
+        f"{FEW_WINDOWS} are rough: prepare again with a larger share (--held-out) or more text"
+    )
 
 
 def _check_settings(held_out: float, on_error: str, shard_tokens: int, workers: int | None) -> None:
     if not 0 <= held_out < 1:
         raise InputError("held_out", held_out, "must be a fraction, at least 0 and below 1")
     check_on_error(on_error)
-    if shard_tokens < 1:
-        raise InputError("shard_tokens", shard_tokens, "must be at least 1")
-    if workers is not None and workers < 1:
-        raise InputError("workers", workers, "must be at least 1")
+    check_integer("shard_tokens", shard_tokens, 1)
+    if workers is not None:
+        check_integer("workers", workers, 1, MOST_WORKERS)
 
 
 def check_on_error(on_error: str) -> None:
@@ -193,6 +218,12 @@ def check_on_error(on_error: str) -> None:
 def refusal(place: BadPlace) -> RunError:
     """The error for a bad place that ends the work."""
     return RunError(f'{place}; mend it, or pass over such places with on_error="skip" (--on-error skip)')
+
+
+def check_mostly_good(place: BadPlace, bad: int, good: int) -> None:
+    """Refuse to pass over ever more bad places where there is hardly anything else: it is another kind of file."""
+    if bad > MANY_BAD and bad > 10 * good:
+        raise RunError(f"{place}; this is one of {bad:,} bad places beside {good:,} good ones: is it the right file?")
 
 
 def _default_workers(tokenizer: Tokenizer, size: int) -> int:

@@ -10,13 +10,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from meristem.data.corpus import BadPlace
-from meristem.data.folder import already_made, fingerprint, staged
+from meristem.data.folder import already_made, fingerprint
 from meristem.data.labelled import Findings, LabelledIndex, LabelledRows, write_split
 from meristem.data.pieces import UNKNOWN, Cut, learnt_vocabulary
-from meristem.data.prepare import HASHES, check_on_error, refusal
+from meristem.data.prepare import HASHES, check_mostly_good, check_on_error, refusal
 from meristem.data.recipe import Recipe
 from meristem.data.rows import Columns, Row, is_fasta, read_rows, row_files
-from meristem.errors import InputError, RunError
+from meristem.errors import InputError, RunError, shortened, shown
+from meristem.files import new_folder, recover, staged
+from meristem.limits import MOST_CONTEXT, MOST_TOKEN_IDS, check_integer
 from meristem.wording import counted
 
 LONGEST = 512  # ids of a row, if no length is given
@@ -52,8 +54,10 @@ def prepare_labelled(
     `min_count` times in the training rows. The result depends on the files and settings only; the folder appears when
     it is complete.
     """
+    out = new_folder("out", Path(out))
+    recover(out)  # whatever else may be wrong
     _check_settings(length, held_out, min_rows, min_count, max_vocabulary, on_error)
-    named, apart, out = [Path(path) for path in paths], [Path(path) for path in validation], Path(out)
+    named, apart = [Path(path) for path in paths], [Path(path) for path in validation]
     files = row_files([*named, *apart])
     if not named:
         raise InputError("paths", [], "give at least one file of labelled rows")
@@ -144,13 +148,14 @@ class _Reader:
         self.bad = 0
 
     def read(self, files: Sequence[Path]) -> list[_Item]:
-        items = []
+        items: list[_Item] = []
         for row in (row for file in files for row in read_rows(file, self._columns)):
             if isinstance(row, BadPlace):
                 if self._on_error == "refuse":
                     raise refusal(row)
                 self._report(f"skipped {row}")
                 self.bad += 1
+                check_mostly_good(row, self.bad, len(items))
             else:
                 pieces = self._cut.pieces(row.text)
                 content = "\x1f".join(pieces[: self._length])
@@ -169,7 +174,7 @@ def _by_column(rows: Sequence[_Item], column: str) -> tuple[list[_Item], list[_I
         else:
             others[item.row.split or ""] += 1
     if rows and not parts["train"]:
-        raise InputError("split (--split-column)", column, f"has no rows of train, only {sorted(others)[:20]}")
+        raise InputError("split (--split-column)", column, f"has no rows of train, only {shown(sorted(others)[:20])}")
     return parts["train"], parts["held_out"], others
 
 
@@ -231,7 +236,7 @@ def _choose(train: list[_Item], held: list[_Item], drop_duplicates: bool, min_ro
     texts = {item.key for item in train}
     kept = [item for item in held if item.key not in texts]
     if len(classes) == len(train) and not kept:  # nothing that rows have in common could be learnt, nor be checked
-        named = ", ".join(classes[:3]) + (", ..." if len(classes) > 3 else "")
+        named = shortened(", ".join(classes[:3])) + (", ..." if len(classes) > 3 else "")
         raise InputError(
             place.field, place.value,
             f"gives each of the {len(train):,} training rows a label of its own ({named}), and no held-out row one of "
@@ -258,9 +263,9 @@ def _conflicts(rows: Sequence[_Item]) -> int:
 
 
 def _ordered(labels: Iterable[str]) -> tuple[str, ...]:
-    """Sorted as numbers where all are numbers."""
+    """Sorted as numbers where all are numbers, of a length that a person may have meant as one."""
     found = list(labels)
-    whole = all(label.removeprefix("-").isdecimal() for label in found)
+    whole = all(label.removeprefix("-").isdecimal() and len(label) <= 100 for label in found)
     return tuple(sorted(found, key=lambda label: (int(label) if whole else 0, label)))
 
 
@@ -275,10 +280,11 @@ def _check_settings(
 ) -> None:
     if not 0 <= held_out < 1:
         raise InputError("held_out", held_out, "must be a fraction, at least 0 and below 1")
-    sizes = {"length": length, "min_rows": min_rows, "min_count": min_count, "max_vocabulary": max_vocabulary}
-    for field, value in sizes.items():
-        if value is not None and value < 1:
-            raise InputError(field, value, "must be at least 1")
+    if length is not None:
+        check_integer("length", length, 1, MOST_CONTEXT)
+    check_integer("min_rows", min_rows, 1)
+    check_integer("min_count", min_count, 1)
+    check_integer("max_vocabulary", max_vocabulary, 1, MOST_TOKEN_IDS)
     check_on_error(on_error)
 
 
@@ -306,7 +312,7 @@ def findings_text(index: LabelledIndex) -> str:
     ]
     for counts, name, words in left_out:
         if counts:
-            named = ", ".join(f"{label} {count}" for label, count in list(counts.items())[:20])
+            named = ", ".join(f"{shortened(label)} {count}" for label, count in list(counts.items())[:20])
             more = ", ..." if len(counts) > 20 else ""
             lines.append(f"{counted(sum(counts.values()), name)} {words} left out: {named}{more}")
     if index.held_out.rows:

@@ -16,10 +16,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from meristem.data.pieces import RESERVED, UNKNOWN, Cut
+from meristem.data.fields import Fields
+from meristem.data.pieces import KINDS, RESERVED, UNKNOWN, Cut
 from meristem.data.rows import Columns
 from meristem.data.tokenizer import TOKENIZER_FILE
 from meristem.errors import RunError
+from meristem.files import read_json, read_text
+from meristem.limits import LARGEST_COUNT, MOST_CONTEXT
 
 FORMAT = "meristem-recipe/1"
 RECIPE_FILE = "recipe.json"
@@ -82,18 +85,35 @@ class Recipe:
     def load(cls, folder: Path) -> Recipe:
         """Read the recipe of a data or run folder."""
         path = folder / RECIPE_FILE
+        content = read_json(path)
         try:
-            content = json.loads(path.read_text(encoding="utf-8"))
-            if content["format"] != FORMAT:
-                raise ValueError(f"format is {content['format']!r}, expected {FORMAT!r}")
-            tokenizer = None
-            if content["cut"]["kind"] == "tokenizer":
-                tokenizer = (folder / TOKENIZER_FILE).read_bytes().decode("utf-8")
-            cut = Cut(**content["cut"], tokenizer=tokenizer)
-            vocabulary = cut.fixed_vocabulary or tuple(content["vocabulary"])
-            classes, columns = tuple(content["classes"]), Columns(**content["columns"])
-            return cls(columns, cut, vocabulary, classes, content["length"])
-        except OSError as error:
-            raise RunError(f"{error.filename or path}: cannot be read ({error.strerror})") from error
-        except (KeyError, TypeError, ValueError) as error:
+            return _recipe_from(Fields(content), folder)
+        except ValueError as error:
             raise RunError(f"{path}: not a recipe of labelled data ({error})") from error
+
+
+def _recipe_from(content: Fields, folder: Path) -> Recipe:
+    content.text("format", [FORMAT])
+    cut = _cut_from(content.object("cut"), folder)
+    vocabulary = cut.fixed_vocabulary
+    vocabulary = content.texts("vocabulary") if vocabulary is None else vocabulary
+    classes, length = content.texts("classes"), content.integer("length", 1, MOST_CONTEXT)
+    return Recipe(_columns_from(content.object("columns")), cut, vocabulary, classes, length)
+
+
+def _cut_from(content: Fields, folder: Path) -> Cut:
+    kind = content.text("kind", KINDS)
+    tokenizer = read_text(folder / TOKENIZER_FILE) if kind == "tokenizer" else None
+    return Cut(kind, content.integer("k", 1), content.integer("stride", 1), tokenizer)
+
+
+def _columns_from(content: Fields) -> Columns:
+    return Columns(
+        content.text_or_none("text"),
+        content.text("label"),
+        content.text_or_none("split"),
+        content.text("quote"),
+        content.integer("field", -LARGEST_COUNT),
+        content.text_or_none("table"),
+        content.text("table_id"),
+    )

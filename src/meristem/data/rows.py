@@ -11,8 +11,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from meristem.data.corpus import COMPRESSIONS, BadPlace, decompressed, parsed_line, plain_suffix
-from meristem.errors import InputError, RunError
+from meristem.data.corpus import (
+    COMPRESSIONS,
+    BadPlace,
+    TooLongError,
+    decompressed,
+    lines_of,
+    parsed_line,
+    plain_suffix,
+)
+from meristem.errors import InputError, RunError, shown
+from meristem.limits import LARGEST_COUNT, LARGEST_DOCUMENT, check_integer
 from meristem.wording import counted
 
 TEXT_COLUMNS = ("sentence", "text", "sequence")
@@ -21,7 +30,7 @@ DELIMITERS = {".csv": ",", ".tsv": "\t"}
 FASTA = (".fasta", ".fa", ".faa", ".fna")
 SUFFIXES = (*DELIMITERS, ".jsonl", *FASTA)
 
-csv.field_size_limit(1 << 30)  # the library's own limit is below a genome
+csv.field_size_limit(LARGEST_DOCUMENT // 4)  # it takes 4 bytes a letter; the library's own limit is below a genome
 
 
 @dataclass(frozen=True)
@@ -43,6 +52,7 @@ class Columns:
     def __post_init__(self) -> None:
         if self.quote not in QUOTES:
             raise InputError("quote (--quote)", self.quote, f"must be one of {', '.join(QUOTES)}")
+        check_integer("field (--label-field)", self.field, -LARGEST_COUNT)
         if self.field == 0:
             raise InputError("field (--label-field)", 0, "must be 1 or above, or -1 or below to count from the end")
 
@@ -66,7 +76,7 @@ def row_files(paths: list[Path]) -> list[Path]:
     """The same paths, or an error that names the one that cannot be read as labelled rows."""
     for path in paths:
         if not path.is_file():
-            raise InputError("paths", str(path), "no such file")
+            raise InputError("paths", str(path), "is not a regular file" if path.exists() else "no such file")
         if plain_suffix(path) not in SUFFIXES:
             allowed = f"must be {', '.join(SUFFIXES)}, each also with {' or '.join(COMPRESSIONS)}"
             raise InputError("paths", str(path), f"unknown kind of file; {allowed}")
@@ -105,10 +115,10 @@ def _check_columns(path: Path, names: Sequence[str], columns: Columns) -> None:
     for part in ("text", "label", "split"):
         name = getattr(columns, part)
         if name is not None and name not in names:
-            expected = f"is not a column of {path.name}, which has {names[:20]}"
+            expected = f"is not a column of {path.name}, which has {shown(names[:20])}"
             raise InputError(f"{part} (--{part}-column)", name, expected)
     if columns.text is None and not set(TEXT_COLUMNS) & set(names):
-        expected = f"must be named: {path.name} has none of {', '.join(TEXT_COLUMNS)}, only {names[:20]}"
+        expected = f"must be named: {path.name} has none of {', '.join(TEXT_COLUMNS)}, only {shown(names[:20])}"
         raise InputError("text (--text-column)", None, expected)
 
 
@@ -133,7 +143,7 @@ def _text(values: Mapping[str, Any], column: str) -> str:
 def _value(values: Mapping[str, Any], column: str) -> str:
     """A value as text: labels may also be numbers or booleans in JSON."""
     if column not in values:
-        raise ValueError(f"no {column!r} among {sorted(values)[:20]}")
+        raise ValueError(f"no {column!r} among {shown(sorted(values)[:20])}")
     value = values[column]
     if not isinstance(value, (str, int)):
         raise ValueError(f"{column!r} holds {type(value).__name__}, not text or a whole number")
@@ -153,14 +163,14 @@ def _is_text(text: str) -> bool:
 # --- the kinds of files ----------------------------------------------------------------------------------------------
 
 
-def _lines(path: Path) -> Iterator[bytes | BadPlace]:
-    """The lines of a file, without a byte order mark; if it breaks off, the last item says so."""
+def _lines(path: Path) -> Iterator[bytes | BadPlace | None]:
+    """The lines of a file, without a byte order mark; None is one that is too long, a BadPlace says it breaks off."""
     number = 0
     try:
         with path.open("rb") as raw, decompressed(raw, path) as stream:
-            for line in stream:
+            for line in lines_of(stream):
                 number += 1
-                if number == 1:
+                if number == 1 and line is not None:
                     _check_start(path, line)
                     line = line.removeprefix(codecs.BOM_UTF8)
                 yield line
@@ -178,7 +188,7 @@ def _json_lines(path: Path) -> Iterator[_Record | BadPlace]:
     for number, line in enumerate(_lines(path), start=1):
         if isinstance(line, BadPlace):
             yield line
-        elif line.strip():
+        elif line is None or line.strip():
             try:
                 values = parsed_line(line)
             except ValueError as error:
@@ -195,11 +205,17 @@ def _separated(path: Path, quote: str) -> Iterator[_Record | BadPlace]:
     delimiter = DELIMITERS[plain_suffix(path)]
     plain = quote == "none" or (quote == "auto" and delimiter == "\t")
     broken: list[BadPlace] = []
+    size = 0  # of a record so far
 
     def texts() -> Iterator[str]:
-        for line in _lines(path):
+        nonlocal size
+        for number, line in enumerate(_lines(path), start=1):
             if isinstance(line, BadPlace):
                 broken.append(line)
+                return
+            size += 0 if line is None else len(line)
+            if line is None or size > LARGEST_DOCUMENT:  # where the next record begins nobody knows
+                broken.append(BadPlace(path, number, f"cannot be read further ({TooLongError('a row')})"))
                 return
             # Bytes that are no text become half surrogates, which are found again in the value that has them.
             yield line.decode("utf-8", errors="surrogateescape")
@@ -209,12 +225,14 @@ def _separated(path: Path, quote: str) -> Iterator[_Record | BadPlace]:
     )
     header: list[str] | None = None
     while True:
-        line = reader.line_num + 1
+        line, size = reader.line_num + 1, 0
         try:
             cells = next(reader)
         except StopIteration:
             break
         except csv.Error as error:
+            if broken:  # which is why
+                break
             yield BadPlace(path, line, str(error))
             continue
         if not cells:
@@ -224,7 +242,7 @@ def _separated(path: Path, quote: str) -> Iterator[_Record | BadPlace]:
             if not all(map(_is_text, header)):
                 raise RunError(f"{path}: not UTF-8 text, by its header: save it as UTF-8")
             if len(set(header)) < len(header):
-                raise InputError("paths", str(path), f"has columns of the same name: {header}")
+                raise InputError("paths", str(path), f"has columns of the same name: {shown(header)}")
         elif len(cells) != len(header):
             yield BadPlace(path, line, f"{counted(len(cells), 'field')}, but the header has {len(header)}")
         else:
@@ -236,9 +254,11 @@ def _fasta(path: Path, columns: Columns) -> Iterator[_Record | BadPlace]:
     if columns.split is not None:
         raise InputError("split (--split-column)", columns.split, f"{path.name}: FASTA records have no columns")
     table = None if columns.table is None else _table(Path(columns.table), columns)
-    start, header, pieces = 0, "", [""]
+    start, header, pieces, size = 0, "", [""], 0
 
     def record() -> _Record | BadPlace:
+        if size > LARGEST_DOCUMENT:
+            return BadPlace(path, start, str(TooLongError("a record")))
         values: dict[str, Any] = {"sequence": "".join(pieces)}
         try:
             values[columns.label] = _header_label(header, columns) if table is None else _table_label(header, table)
@@ -250,15 +270,20 @@ def _fasta(path: Path, columns: Columns) -> Iterator[_Record | BadPlace]:
         if isinstance(line, BadPlace):  # the record before it may be cut short
             yield line
             return
-        text = line.decode("utf-8", errors="surrogateescape").strip()
+        if line is None:
+            size, text = LARGEST_DOCUMENT + 1, ""
+        else:
+            text = line.decode("utf-8", errors="surrogateescape").strip()
         if text.startswith(">"):
             if start:
                 yield record()
-            start, header, pieces = number, text[1:].strip(), []
+            start, header, pieces, size = number, text[1:].strip(), [], 0
         elif text and not start:
             yield BadPlace(path, number, "a sequence without a header line before it")
         else:
-            pieces.append(text)
+            size += len(text)
+            if size <= LARGEST_DOCUMENT:
+                pieces.append(text)
     if start:
         yield record()
 
@@ -290,6 +315,8 @@ def _table(path: Path, columns: Columns) -> dict[str, str]:
             raise InputError("table (--label-table)", str(path), str(record))
         for column in (columns.table_id, columns.label):
             if column not in record.values:
-                raise InputError("table (--label-table)", str(path), f"has no column {column!r}: {list(record.values)}")
+                raise InputError(
+                    "table (--label-table)", str(path), f"has no column {shown(column)}: {shown(list(record.values))}"
+                )
         labels[record.values[columns.table_id].strip()] = record.values[columns.label]
     return labels

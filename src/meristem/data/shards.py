@@ -1,18 +1,23 @@
-"""Prepared data on disk: the index, the memory-mapped token shards, and their check."""
+"""Prepared data on disk: the index and the memory-mapped token shards."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from stat import S_ISREG
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from meristem.data.tokenizer import TOKENIZER_FILE, load_tokenizer
+from meristem.data.fields import Fields, agree, wrong
+from meristem.data.tokenizer import TOKENIZER_KINDS
 from meristem.errors import InputError, RunError
+from meristem.files import read_json, unreadable
+from meristem.limits import MOST_TOKEN_IDS
 
 FORMAT = "meristem-data/1"
 INDEX_FILE = "index.json"
@@ -85,22 +90,16 @@ class Index:
         """Write `index.json` into a folder."""
         content = asdict(self)
         splits = {name: content.pop(name) for name in SPLITS}
-        content = {"format": FORMAT, **content, "text_bytes": self.text_bytes, "splits": splits}
-        (Path(folder) / INDEX_FILE).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        write_index(Path(folder), {"format": FORMAT, **content, "text_bytes": self.text_bytes, "splits": splits})
 
     @classmethod
     def load(cls, folder: str | Path) -> Index:
         """Read the `index.json` of a folder."""
         path = Path(folder) / INDEX_FILE
+        content = read_index(path)
         try:
-            content = json.loads(path.read_text(encoding="utf-8"))
-        except OSError as error:
-            raise RunError(f"{path}: cannot be read, so this is no prepared data ({error.strerror})") from error
+            return _index_from(Fields(content))
         except ValueError as error:
-            raise RunError(f"{path}: not a JSON file ({error})") from error
-        try:
-            return _index_from(content)
-        except (KeyError, TypeError, ValueError) as error:
             raise RunError(f"{path}: not an index of prepared data ({error})") from error
 
 
@@ -145,7 +144,10 @@ class TokenData:
 
     @classmethod
     def open(cls, folder: str | Path) -> TokenData:
-        """Map the shards of a folder; a missing file or one of the wrong size is an error that names it."""
+        """Map the shards of a folder; a missing file or one of the wrong size is an error that names it.
+
+        What the files hold is not looked at: `meristem.data.open_data` does that too.
+        """
         folder = Path(folder)
         index = Index.load(folder)
         stored = np.dtype(STORED_TYPES[index.dtype])
@@ -161,51 +163,64 @@ class TokenData:
         return self._streams[name]
 
 
-def verify_tokens(folder: Path) -> Index:
-    """Read all of a folder of tokens and compare it with its index; what differs is an error that names it."""
-    index = TokenData.open(folder).index
-    for name in SPLITS:
-        for shard in index.split(name).shards:
-            with (folder / shard.file).open("rb") as file:
-                found = hashlib.file_digest(file, "sha256").hexdigest()
-            if found != shard.sha256:
-                raise RunError(f"{folder / shard.file}: does not have the sha256 in the index; prepare it again")
-    if load_tokenizer(folder).digest != index.tokenizer.digest:
-        raise RunError(f"{folder / TOKENIZER_FILE}: is not the tokenizer that made this data; prepare it again")
-    return index
+def write_index(folder: Path, content: dict[str, Any]) -> None:
+    """Write `index.json`, with a digest of its own content."""
+    content = {**content, "digest": index_digest(content)}
+    (folder / INDEX_FILE).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
+def index_digest(content: dict[str, Any]) -> str:
+    """A hash of all that an index says, but for this hash."""
+    rest = {name: value for name, value in content.items() if name != "digest"}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
+
+
+def read_index(path: Path) -> dict[str, Any]:
+    """What an `index.json` says, of either kind of data."""
+    if not os.path.exists(path):  # that of Path raises where a folder must not be looked into
+        raise RunError(f"{path}: cannot be read, so this is no prepared data (there is no such file)")
+    return read_json(path)
 
 
 def mapped(path: Path, count: int, stored: np.dtype[Any]) -> NDArray[Any]:
     """The `count` numbers of a file; if it has another size, an error that names it."""
     expected = count * stored.itemsize
     try:
-        size = path.stat().st_size
-    except OSError as error:
-        raise RunError(f"{path}: cannot be read ({error.strerror})") from error
-    if size != expected:
-        raise RunError(f"{path}: has {size} bytes, the index says {expected}; prepare it again")
-    return np.memmap(path, dtype=stored, mode="r") if count else np.empty(0, stored)  # nothing cannot be mapped
+        found = path.stat()
+        if not S_ISREG(found.st_mode):
+            raise wrong(path, "is not a regular file")
+        if found.st_size != expected:
+            raise wrong(path, f"has {found.st_size} bytes, the index says {expected}")
+        return np.memmap(path, dtype=stored, mode="r") if count else np.empty(0, stored)  # nothing cannot be mapped
+    except (OSError, ValueError) as error:
+        raise unreadable(path, error) from error
 
 
-def _index_from(content: Any) -> Index:
-    if content["format"] != FORMAT:
-        raise ValueError(f"format is {content['format']!r}, expected {FORMAT!r}")
-    if content["dtype"] not in STORED_TYPES:
-        raise ValueError(f"dtype is {content['dtype']!r}, expected one of {list(STORED_TYPES)}")
-    return Index(
-        tokenizer=TokenizerFacts(**content["tokenizer"]),
-        dtype=content["dtype"],
-        train=_split_from(content["splits"]["train"]),
-        held_out=_split_from(content["splits"]["held_out"]),
-        skipped=content["skipped"],
-        fingerprint=content["fingerprint"],
-        source=content["source"],
+def _index_from(content: Fields) -> Index:
+    content.text("format", [FORMAT])
+    facts, splits = content.object("tokenizer"), content.object("splits")
+    kind, digest = facts.text("kind", TOKENIZER_KINDS), facts.sha256("digest")
+    vocabulary = facts.integer("vocabulary", 1, MOST_TOKEN_IDS)
+    index = Index(
+        tokenizer=TokenizerFacts(kind, digest, vocabulary, facts.integer("end_of_text", 0, vocabulary - 1)),
+        dtype=content.text("dtype", list(STORED_TYPES)),
+        train=_split_from(splits.object("train")),
+        held_out=_split_from(splits.object("held_out")),
+        skipped=content.integer("skipped"),
+        fingerprint=content.text("fingerprint"),
+        source=content.text("source"),
     )
+    agree("text_bytes", content.integer("text_bytes"), index.text_bytes, "its splits have")
+    names = [shard.file for name in SPLITS for shard in index.split(name).shards]
+    agree("the number of shards", len(names), len(set(names)), "that of their files is")
+    return index
 
 
-def _split_from(content: dict[str, Any]) -> Split:
-    shards = tuple(Shard(**shard) for shard in content["shards"])
-    for shard in shards:
-        if Path(shard.file).name != shard.file:
-            raise ValueError(f"shard {shard.file!r} is not a plain file name")
-    return Split(content["documents"], content["tokens"], content["text_bytes"], shards)
+def _split_from(content: Fields) -> Split:
+    shards = tuple(
+        Shard(shard.file_name("file"), shard.integer("tokens"), shard.sha256("sha256"))
+        for shard in content.objects("shards")
+    )
+    split = Split(content.integer("documents"), content.integer("tokens"), content.integer("text_bytes"), shards)
+    agree("tokens", split.tokens, sum(shard.tokens for shard in shards), "the shards have")
+    return split

@@ -8,19 +8,29 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from meristem.errors import InputError
+from meristem.errors import InputError, RunError, shortened, shown
+from meristem.files import parsed_json, read_json, read_text
+from meristem.limits import MOST_TOKEN_IDS
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer as Backend
 
 TOKENIZER_FILE = "tokenizer.json"
 CONFIG_FILE = "tokenizer_config.json"  # Hugging Face's place for the name of the end-of-text token
 BYTES_FORMAT = "meristem-bytes/1"
 END_OF_TEXT_NAMES = ("<|endoftext|>", "</s>", "<eos>", "[SEP]")
+
+Kind = Literal["bytes", "hf"]
+TOKENIZER_KINDS: tuple[Kind, ...] = get_args(Kind)
 
 Ids = NDArray[np.int64]
 StoredIds = NDArray[Any]  # of uint16 or uint32, see `token_dtype`
@@ -30,7 +40,7 @@ class Tokenizer(Protocol):
     """What the rest of Meristem asks of a tokenizer."""
 
     @property
-    def kind(self) -> Literal["bytes", "hf"]: ...
+    def kind(self) -> Kind: ...
 
     @property
     def vocabulary(self) -> int:
@@ -99,20 +109,11 @@ class HfTokenizer:
     kind: Literal["hf"] = "hf"
 
     def __init__(self, definition: str, eot_token: str | None = None) -> None:
-        from tokenizers import Tokenizer as Backend
-
-        try:
-            self._backend = Backend.from_str(definition)
-        except Exception as error:  # the library raises nothing narrower
-            raise InputError(
-                "tokenizer", definition[:40], f"must be a Hugging Face tokenizer.json ({error})"
-            ) from error
-        self._backend.no_truncation()
-        self._backend.no_padding()
+        self._backend = load_backend("tokenizer", definition)
         # Text that spells a special token stays text, so that no document can hold an end-of-text inside.
         self._backend.encode_special_tokens = True
         self._definition = definition
-        ids: dict[str, int] = self._backend.get_vocab(with_added_tokens=True)
+        ids = backend_ids("tokenizer", self._backend)
         self.eot_token = _end_of_text_token(ids, eot_token)
         self.end_of_text = ids[self.eot_token]
         self.vocabulary = max(ids.values()) + 1
@@ -123,10 +124,10 @@ class HfTokenizer:
         return hashlib.sha256(f"{self._definition}\0{self.eot_token}".encode()).hexdigest()
 
     def encode(self, text: str) -> Ids:
-        return np.array(self._backend.encode(text, add_special_tokens=False).ids, dtype=np.int64)
+        return np.array(encoded(self._backend.encode, text, add_special_tokens=False).ids, dtype=np.int64)
 
     def encode_batch(self, texts: Sequence[str]) -> list[StoredIds]:
-        encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
+        encodings = encoded(self._backend.encode_batch_fast, list(texts), add_special_tokens=False)
         return [np.array(encoding.ids, dtype=self._dtype) for encoding in encodings]
 
     def decode(self, ids: Sequence[int] | NDArray[Any]) -> str:
@@ -182,14 +183,74 @@ def load_tokenizer(source: str | Path, eot_token: str | None = None) -> Tokenize
     if path.is_dir():
         path = path / TOKENIZER_FILE
     try:
-        definition = path.read_bytes().decode("utf-8")
-        content = json.loads(definition)
-    except (OSError, ValueError) as error:
-        expected = f'must be "bytes", a {TOKENIZER_FILE} file or a folder with one ({error})'
+        definition = read_text(path)
+        content = parsed_json(definition)
+    except (RunError, ValueError) as error:
+        expected = f'must be "bytes", a {TOKENIZER_FILE} file or a folder with one ({shortened(str(error))})'
         raise InputError("tokenizer", str(source), expected) from error
     if isinstance(content, dict) and content.get("format") == BYTES_FORMAT:
         return ByteTokenizer()
     return HfTokenizer(definition, eot_token or _configured_end_of_text(path.with_name(CONFIG_FILE)))
+
+
+def load_backend(field: str, definition: str) -> Backend:
+    """The Hugging Face tokenizer of a definition, without truncation and padding; `field` is what asked for it."""
+    from tokenizers import Tokenizer as Backend
+
+    try:
+        with _without_errors():
+            backend = Backend.from_str(definition)
+    except BaseException as error:
+        if not _of_library(error):
+            raise
+        expected = f"must be a Hugging Face tokenizer.json ({shortened(str(error))})"
+        raise InputError(field, definition[:40], expected) from error
+    backend.no_truncation()
+    backend.no_padding()
+    return backend
+
+
+def backend_ids(field: str, backend: Backend) -> dict[str, int]:
+    """The id of every token, the added ones among them."""
+    ids: dict[str, int] = backend.get_vocab(with_added_tokens=True)
+    highest = max(ids.values(), default=-1)
+    if not 0 <= highest < MOST_TOKEN_IDS:
+        expected = f"must be a tokenizer whose highest id is from 0 to {MOST_TOKEN_IDS - 1:,}"
+        raise InputError(field, highest, expected)
+    return ids
+
+
+def encoded(encode: Callable[..., Any], texts: str | list[str], **options: Any) -> Any:
+    """What a method of a Hugging Face tokenizer makes of texts; some definitions fail only then."""
+    try:
+        return encode(texts, **options)
+    except BaseException as error:
+        if not _of_library(error):
+            raise
+        raise RunError(f"{TOKENIZER_FILE}: cannot encode the text ({shortened(str(error))})") from error
+
+
+@contextmanager
+def _without_errors() -> Iterator[None]:
+    """Nothing is written to the standard error: a panic of the library fills it with a trace before it is raised."""
+    try:
+        kept = os.dup(2)
+    except OSError:  # there is none
+        yield
+        return
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)
+
+
+def _of_library(error: BaseException) -> bool:
+    """Whether this may come from the library: it raises nothing narrower than Exception, and its panics are none."""
+    return isinstance(error, Exception) or type(error).__name__ == "PanicException"
 
 
 def _bytes(text: str) -> NDArray[np.uint8]:
@@ -200,9 +261,9 @@ def _configured_end_of_text(path: Path) -> str | None:
     if not path.exists():
         return None
     try:
-        token = json.loads(path.read_text(encoding="utf-8")).get("eos_token")
-    except (OSError, ValueError, AttributeError) as error:
-        raise InputError("tokenizer", str(path), f"must be a JSON object ({error})") from error
+        token = read_json(path).get("eos_token")
+    except RunError as error:
+        raise InputError("tokenizer", str(path), f"must be a JSON object ({shortened(str(error))})") from error
     if isinstance(token, dict):  # older files describe the token in full
         token = token.get("content")
     return token if isinstance(token, str) else None
@@ -212,6 +273,6 @@ def _end_of_text_token(ids: dict[str, int], wanted: str | None) -> str:
     found = [name for name in (END_OF_TEXT_NAMES if wanted is None else (wanted,)) if name in ids]
     if not found:
         special = sorted(name for name in ids if name[:1] in "<[" and name[-1:] in ">]" and len(name) > 2)
-        expected = f"the tokenizer has no such token; name one with --end-of-text, perhaps one of {special[:20]}"
+        expected = f"the tokenizer has no such token; name one with --end-of-text, perhaps one of {shown(special[:20])}"
         raise InputError("eot_token (--end-of-text)", wanted or " or ".join(END_OF_TEXT_NAMES), expected)
     return found[0]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from pathlib import Path
 from typing import IO
 
@@ -42,8 +41,6 @@ class SplitWriter:
     def close(self) -> None:
         if self._file is None:
             return
-        self._file.flush()
-        os.fsync(self._file.fileno())
         self._file.close()
         self._shards.append(Shard(Path(self._file.name).name, self._in_shard, self._hash.hexdigest()))
         self._file = None

@@ -13,6 +13,7 @@ from meristem.comparison import PairedDifference
 from meristem.errors import InputError
 from meristem.growth.incrt import RelativeDemand
 from meristem.growth.pruning import Pruning
+from meristem.limits import check_integer
 from meristem.records import finite
 
 CONFIDENCE = 0.95  # that all intervals of a table hold at once
@@ -33,8 +34,7 @@ class AuditSettings:
 
     def __post_init__(self) -> None:
         for field, least in (("feeds", 2), ("steps", 1), ("layers", 0), ("seed", 0)):
-            if getattr(self, field) < least:
-                raise InputError(field, getattr(self, field), f"must be at least {least}")
+            check_integer(field, getattr(self, field), least)
         if not 0 <= self.threshold < 1:
             raise InputError("threshold", self.threshold, "must be from 0 to below 1: a share of the loss")
         if not self.rate > 0:

@@ -24,8 +24,9 @@ from meristem.growth.incrt import Incrt, IncrtState
 from meristem.growth.measuring import Batch, Batches
 from meristem.growth.outcome import expected_heads
 from meristem.model import Classifier
-from meristem.training.checkpoint import checkpoint_name, read_json, write_atomically
+from meristem.training.checkpoint import checkpoint_name, load_state
 from meristem.training.devices import autocast, describe_device
+from meristem.training.entries import sound_head_growth
 from meristem.training.run import LoadedRun, load_run
 from meristem.training.tasks import class_weights, make_task
 
@@ -62,11 +63,12 @@ def audit_run(
     sequences: int = 256,
     data: Path | None = None,
     device: str = "auto",
+    out: Path | None = None,
     report: Report = lambda what, done, total: None,
 ) -> RunAudit:
     """Audit a run on `sequences` held-out windows or rows of its own data, or of other data that was made alike.
 
-    Nothing of the run changes; what was found is written to `audit.json` beside its other files.
+    Nothing of the run changes; what was found is written to `audit.json` beside its other files, or in `out`.
     """
     if sequences < 2:
         raise InputError("sequences", sequences, "must be at least 2")
@@ -87,7 +89,7 @@ def audit_run(
     place = describe_device(loaded.device)
     result = RunAudit(str(run), loaded.step, str(source), place, replace(audit, layers=layers))
     text = json.dumps(result.to_dict(), indent=1, allow_nan=False) + "\n"
-    write_atomically(loaded.folder.path / AUDIT_FILE, text)
+    loaded.folder.write(AUDIT_FILE, text, out)
     return result
 
 
@@ -160,11 +162,13 @@ def _policy(loaded: LoadedRun) -> tuple[Incrt, IncrtState | None]:
         return Incrt(), None
     policy = config.incrt.policy(config.train.steps)
     assert isinstance(policy, Incrt)
-    state = read_json(loaded.folder.checkpoints / checkpoint_name(loaded.step) / "state.json")
+    state = load_state(loaded.folder.checkpoints / checkpoint_name(loaded.step))
     return policy, IncrtState.from_dict(state["growth"]["heads"]["criterion"]["state"])
 
 
 def _predicted(loaded: LoadedRun) -> list[dict[str, float] | None]:
     """How many heads the run let one expect when it first knew, of every layer; None if it did not say."""
-    expected = expected_heads(loaded.folder.read(loaded.folder.events))
+    folder = loaded.folder
+    events = sound_head_growth(folder.read(folder.events), folder.plan, loaded.config.train.steps)
+    expected = expected_heads(events)
     return [None] * len(loaded.model.plan.layers) if expected is None else [*expected]

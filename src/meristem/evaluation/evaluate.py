@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from meristem.data import TokenData
+from meristem.data import TokenData, open_data
 from meristem.errors import InputError
 from meristem.evaluation.held_out import held_out_loss, held_out_windows
 from meristem.gauges import mean_distances
 from meristem.plan import Plan
 from meristem.records import finite
-from meristem.training.checkpoint import write_atomically
 from meristem.training.devices import describe_device
 from meristem.training.run import load_run
 
@@ -38,10 +38,12 @@ class Evaluation:
     distance_windows: int
     plan: Plan
     device: str
+    file: Path | None = None  # that it was written to
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON, which knows no NaN: None where a number is not finite."""
         facts = {name: finite(value) if isinstance(value, float) else value for name, value in asdict(self).items()}
+        del facts["file"]
         return {
             **facts,
             "attention_distance": [finite(value) for value in self.attention_distance],
@@ -51,9 +53,12 @@ class Evaluation:
 
 def evaluate_run(
     run: str | Path, *, step: int | None = None, windows: int = 256, distance_windows: int = 64,
-    data: Path | None = None, device: str = "auto",
+    data: Path | None = None, device: str = "auto", out: Path | None = None,
 ) -> Evaluation:  # fmt: skip
-    """Measure a checkpoint on the held-out windows of its own data, or of other data with the same tokenizer."""
+    """Measure a checkpoint on the held-out windows of its own data, or of other data with the same tokenizer.
+
+    The result is also written beside the run's files, or into the folder `out`; see `result_file`.
+    """
     for field, value in (("windows", windows), ("distance_windows", distance_windows)):
         if value < 1:
             raise InputError(field, value, "must be at least 1")
@@ -63,7 +68,9 @@ def evaluate_run(
     if folder.is_file():
         expected = "is a file; a language model is measured on a folder that `meristem data prepare` has made"
         raise InputError("data", str(folder), expected)
-    tokens = TokenData.open(folder)
+    tokens = open_data(folder)
+    if not isinstance(tokens, TokenData):
+        raise InputError("data", str(folder), "has labelled rows, and this run is of a language model")
     if tokens.index.tokenizer.digest != loaded.tokenizer.digest:
         raise InputError("data", str(folder), "was made with another tokenizer than this run's")
     context = model.plan.context
@@ -85,5 +92,19 @@ def evaluate_run(
         plan=model.plan,
         device=describe_device(loaded.device),
     )
-    write_atomically(Path(run) / EVALUATION_FILE, json.dumps(result.to_dict(), indent=1, allow_nan=False) + "\n")
-    return result
+    text = json.dumps(result.to_dict(), indent=1, allow_nan=False) + "\n"
+    return replace(result, file=loaded.folder.write(result_file(data), text, out))
+
+
+def result_file(data: Path | None, *settings: object) -> str:
+    """The name of the file for the result on other data than the run's own, read by these settings; each has its own.
+
+    >>> result_file(None)
+    'eval.json'
+    """
+    if data is None:
+        return EVALUATION_FILE
+    source = [str(data.resolve()), *map(repr, settings)]
+    digest = hashlib.sha256("\n".join(source).encode(errors="surrogateescape")).hexdigest()[:8]
+    name = "".join(character if character.isalnum() or character in "._-" else "_" for character in data.name)
+    return f"eval-{name[:80]}-{digest}.json"

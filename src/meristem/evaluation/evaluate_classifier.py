@@ -12,16 +12,15 @@ from typing import Any
 
 import numpy as np
 
-from meristem.data import BadPlace, Columns, LabelledData, LabelledRows, Recipe, read_rows
+from meristem.data import BadPlace, Columns, LabelledData, LabelledRows, Recipe, open_data, read_rows
 from meristem.data.pieces import UNKNOWN
 from meristem.data.prepare import check_on_error, refusal
 from meristem.data.rows import row_files
 from meristem.errors import InputError, RunError
 from meristem.evaluation.classification import Scores, classify
-from meristem.evaluation.evaluate import EVALUATION_FILE
+from meristem.evaluation.evaluate import result_file
 from meristem.plan import Plan
 from meristem.records import finite
-from meristem.training.checkpoint import write_atomically
 from meristem.training.devices import describe_device
 from meristem.training.run import load_run
 from meristem.wording import listed
@@ -44,6 +43,7 @@ class ClassEvaluation:
     other_labels: dict[str, int]  # rows of classes that the run does not know
     plan: Plan
     device: str
+    file: Path | None = None  # that it was written to
 
     @property
     def accuracy_of_all(self) -> float:
@@ -96,13 +96,13 @@ class _Read:
 def evaluate_classifier(
     run: str | Path, *, step: int | None = None, data: Path | None = None, split: str | None = None,
     columns: dict[str, Any] | None = None, other_labels: str = "count", on_error: str = "refuse",
-    device: str = "auto",
+    device: str = "auto", out: Path | None = None,
 ) -> ClassEvaluation:  # fmt: skip
     """Score a checkpoint on the held-out rows of its own data, of another folder made alike, or on a file of rows.
 
     A file is read as the run's own data was, except for what `columns` changes, and in all its rows or in those whose
     split column holds `split`. Rows with labels that the run does not know are counted apart, or an error that names
-    these labels.
+    these labels. The result is also written beside the run's files, or into the folder `out`; see `result_file`.
     """
     if other_labels not in OTHER_LABELS:
         raise InputError("other_labels (--other-labels)", other_labels, f"must be one of {', '.join(OTHER_LABELS)}")
@@ -142,12 +142,14 @@ def evaluate_classifier(
         plan=loaded.model.plan,
         device=describe_device(loaded.device),
     )
-    write_atomically(Path(run) / EVALUATION_FILE, json.dumps(result.to_dict(), indent=1, allow_nan=False) + "\n")
-    return result
+    text = json.dumps(result.to_dict(), indent=1, allow_nan=False) + "\n"
+    return replace(result, file=loaded.folder.write(result_file(data, split, columns), text, out))
 
 
 def _held_out(folder: Path, recipe: Recipe) -> LabelledRows:
-    data = LabelledData.open(folder)
+    data = open_data(folder)
+    if not isinstance(data, LabelledData):
+        raise InputError("data", str(folder), "is text, and this run is of a classifier")
     if data.recipe.digest != recipe.digest:
         raise InputError("data", str(folder), "was made with other classes or another vocabulary than this run's")
     return data.split("held_out")

@@ -175,7 +175,8 @@ class Demand:
         return {"state": self.state.to_dict(), "fed": self.fed, "spectra": self.spectra, "gauges": gauges}
 
     def load(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
-        self.state, self.fed, self.spectra = IncrtState.from_dict(values["state"]), values["fed"], values["spectra"]
+        self.state, self.fed = IncrtState.from_dict(values["state"]), values["fed"]
+        self.spectra = [[float(value) for value in spectrum] for spectrum in values["spectra"]]
         for dim, group in self.groups.items():
             own = with_prefix(tensors, f"{dim}.")
             group.gauge.load(own, values["gauges"][dim])

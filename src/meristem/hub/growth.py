@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
 from meristem.errors import InputError, RunError, missing_extra
+from meristem.files import read_json, write_atomically
 from meristem.growth import Grower
-from meristem.training.checkpoint import read_json, write_atomically
 from meristem.training.display import describe_growth
 
 try:

@@ -55,7 +55,7 @@ def _confusions(result: ClassEvaluation, limit: int = 10) -> list[str]:
     pairs = [(int(i), int(j)) for i, j in zip(*np.unravel_index(order, wrong.shape), strict=True) if wrong[i, j]]
     if not pairs:
         return []
-    return ["most frequent confusions (the whole matrix is in eval.json):"] + [
+    return ["most frequent confusions (the whole matrix is in the result):"] + [
         f"{result.classes[i]} taken for {result.classes[j]}: {wrong[i, j]} of {result.scores.support[i]}"
         for i, j in pairs
     ]

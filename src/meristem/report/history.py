@@ -107,7 +107,7 @@ class History:
             for loop in entry.get("loops", ()):
                 if loop["layer"] == layer and loop["passes"] >= number and loop["gates"] is not None:
                     gates = dict(zip(loop["heads"], loop["gates"][number - 1], strict=True))
-                    seen = _mean([gates[head] for head in heads])
+                    seen = _mean([gates.get(head) for head in heads])
                     if math.isfinite(seen):
                         added[entry["step"]] = seen - given(entry["step"])
         corners = {step for step in (birth + window, self.last_step) if birth <= step <= self.last_step}

@@ -13,8 +13,8 @@ from meristem.report.growth import growth_svg
 from meristem.report.head_history import HeadHistory
 from meristem.report.heads import heads_svg
 from meristem.report.history import History
-from meristem.training.checkpoint import write_atomically
 from meristem.training.display import describe_growth, describe_structure
+from meristem.training.entries import sound_head_growth, sound_loop_growth, sound_metrics, sound_observations
 from meristem.training.run import RunFolder
 
 if TYPE_CHECKING:
@@ -23,78 +23,79 @@ if TYPE_CHECKING:
 MEASURED = {"loss": "training loss", "held_out_loss": "held-out loss", "accuracy": "accuracy"}  # in metrics.jsonl
 
 
-def draw_loss(run: str | Path) -> Path:
-    """Write `loss.svg` from metrics.jsonl."""
+def draw_loss(run: str | Path, out: Path | None = None) -> Path | None:
+    """Write `loss.svg` from metrics.jsonl into the run's folder, or into `out`; None if that cannot be written."""
     folder = RunFolder.open(Path(run))
-    entries = list(folder.read(folder.metrics))
+    entries = sound_metrics(folder.read(folder.metrics), folder.config.train.steps)
     train, held_out = (
         [(e["step"], math.nan if e[name] is None else e[name]) for e in entries if name in e]
         for name in ("loss", "held_out_loss")
     )
-    path, title = folder.path / "loss.svg", folder.path.name
+    title = folder.path.resolve().name
     if folder.plan.classes is not None:
         picture = loss_svg(train, held_out, title, unit="row")
     else:
         picture = loss_svg(train, held_out, title, folder.config.train.batch_size * folder.plan.context)
-    write_atomically(path, picture)
-    return path
+    return folder.write("loss.svg", picture, out)
 
 
-def draw_structure(run: str | Path, distances: Sequence[float] | None = None, plan: Plan | None = None) -> Path:
-    """Write `structure.svg` from the newest plan, or the one given.
+def draw_structure(
+    run: str | Path, distances: Sequence[float] | None = None, plan: Plan | None = None, out: Path | None = None
+) -> Path | None:
+    """Write `structure.svg` from the newest plan, or the one given; None if it cannot be written.
 
     `distances` are the attention distances of its layers, where they were measured.
     """
     folder = RunFolder.open(Path(run))
-    path = folder.path / "structure.svg"
-    write_atomically(path, structure_svg(plan or folder.newest_plan, distances, title=folder.path.name))
-    return path
+    picture = structure_svg(plan or folder.newest_plan, distances, title=folder.path.resolve().name)
+    return folder.write("structure.svg", picture, out)
 
 
-def draw_growth(run: str | Path) -> Path | None:
+def draw_growth(run: str | Path, out: Path | None = None) -> Path | None:
     """Write `growth.svg` from events.jsonl and entropy.jsonl; None if the run neither grew nor observed."""
     folder = RunFolder.open(Path(run))
-    path, title = folder.path / "growth.svg", folder.path.name
+    title = folder.path.resolve().name
     if folder.config.growth.policy == "incrt":
         heads = read_head_history(folder)
         picture = heads_svg(heads, title) if heads.decisions else None
     else:
         history = read_history(folder)
         picture = growth_svg(history, title) if history.decisions or history.observations else None
-    if picture is None:
-        return None
-    write_atomically(path, picture)
-    return path
+    return None if picture is None else folder.write("growth.svg", picture, out)
 
 
 def read_history(folder: RunFolder) -> History:
     """How a run has grown so far."""
-    config, logs = folder.config, [list(folder.read(log)) for log in (folder.events, folder.entropy, folder.metrics)]
-    events, observations, _ = logs
-    decisions = [entry for entry in events if entry.get("event") == "growth"]
-    policy = config.growth.sgt(config.train.steps) if decisions else None
-    last_step = max((entry["step"] for log in logs for entry in log), default=0)
-    return History(folder.plan, last_step, decisions, observations, policy)
+    config, plan = folder.config, folder.plan
+    steps, growing = config.train.steps, config.growth.policy == "sgt"
+    decisions = sound_loop_growth(folder.read(folder.events), plan, steps) if growing else []
+    observations = sound_observations(folder.read(folder.entropy), plan, steps)
+    metrics = sound_metrics(folder.read(folder.metrics), steps)
+    policy = config.growth.sgt(steps) if decisions else None
+    last_step = max((entry["step"] for log in (decisions, observations, metrics) for entry in log), default=0)
+    return History(plan, last_step, decisions, observations, policy)
 
 
 def read_head_history(folder: RunFolder) -> HeadHistory:
     """How the heads of a run have come and gone so far."""
-    events, metrics = list(folder.read(folder.events)), list(folder.read(folder.metrics))
-    decisions = [entry for entry in events if entry.get("event") in ("demand", "growth")]
+    config, plan = folder.config, folder.plan
+    decisions = sound_head_growth(folder.read(folder.events), plan, config.train.steps)
+    metrics = sound_metrics(folder.read(folder.metrics), config.train.steps)
     losses = [(e["step"], math.nan if e["loss"] is None else e["loss"]) for e in metrics if "loss" in e]
-    last_step = max((entry["step"] for entry in (*events, *metrics)), default=0)
-    return HeadHistory(folder.plan.heads, last_step, decisions, losses, folder.config.incrt.criterion)
+    last_step = max((entry["step"] for entry in (*decisions, *metrics)), default=0)
+    return HeadHistory(plan.heads, last_step, decisions, losses, config.incrt.criterion)
 
 
 def run_text(run: str | Path) -> str:
     """How far a run has come, and what grew, when and why, in plain lines."""
     folder = RunFolder.open(Path(run))
     newest: dict[str, float | None] = {}
-    for entry in folder.read(folder.metrics):
+    for entry in sound_metrics(folder.read(folder.metrics), folder.config.train.steps):
         newest |= {name: entry[name] for name in ("step", *MEASURED) if name in entry}
     numbers = [f"{MEASURED[name]} {newest[name]:.4f}" for name in MEASURED if newest.get(name) is not None]
     steps = f"step {newest.get('step', 0):,} of {folder.config.train.steps:,}"
-    return "\n".join([", ".join([f"{folder.path.name}: {steps}", *numbers]), *_growth_lines(folder)])
+    begin = ", ".join([f"{folder.path.resolve().name}: {steps}", *numbers])
+    return "\n".join([begin, *_growth_lines(folder), *(f"warning: {text}" for text in folder.damages())])
 
 
 def _growth_lines(folder: RunFolder) -> list[str]:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from meristem.errors import InputError
+from meristem.files import write_atomically
 from meristem.growth.criteria import Policy
 from meristem.growth.incrt import Incrt
 from meristem.growth.published import Published
@@ -20,7 +21,6 @@ from meristem.report.heads import heads_svg
 from meristem.synthetic.run import Outcome, grow
 from meristem.synthetic.tasks import TASKS, Task
 from meristem.synthetic.view import Standing, make_view
-from meristem.training.checkpoint import write_atomically
 from meristem.training.display import MEASURES
 from meristem.wording import counted
 

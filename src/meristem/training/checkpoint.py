@@ -1,33 +1,47 @@
-"""Checkpoints that are never half there: safetensors and JSON, hashed, written aside, renamed, marked last.
+"""Checkpoints that are never half there: safetensors and JSON, hashed, written aside, then renamed.
 
 A checkpoint is a folder `step-00001000` with the weights, the optimizer's moments, random-number states, a JSON state,
-in some runs what growth has measured, and `manifest.json`, which names every file with its sha256. A folder without a
-manifest does not count. Nothing is pickled, so nothing that is loaded can run.
+in some runs what growth has measured, and `manifest.json`, which names every file with its sha256. It gets its name
+when all of it has reached the disk. Nothing is pickled, so nothing that is loaded can run.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from meristem.errors import RunError
+from meristem.errors import RunError, shown
+from meristem.files import beside, flush, read_json, sha256_of, staged
+from meristem.plan import Plan
+from meristem.training.tensor_file import load_tensors, save_tensors
+from meristem.wording import listed
 
 FORMAT = "meristem-checkpoint/1"
 MANIFEST = "manifest.json"
-FILES = ("model.safetensors", "optimizer.safetensors", "rng.safetensors", "state.json")
+STATE = "state.json"
+MODEL, OPTIMIZER, RNG = "model.safetensors", "optimizer.safetensors", "rng.safetensors"
+FILES = (MODEL, OPTIMIZER, RNG, STATE)
 GROWTH = "growth.safetensors"  # only in runs whose growth has a large state
-_NAME = re.compile(r"step-(\d{8,})")
+_NAME = re.compile(r"step-(\d{8,18})")
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What a checkpoint will hold. The tensors are copies, which training on does not change."""
+
+    step: int
+    tensors: Mapping[str, Mapping[str, Tensor]]  # by file name
+    state: Mapping[str, Any]
+    logs: Sequence[Path] = ()  # that the state vouches for, and that must be on the disk before it
 
 
 @dataclass(frozen=True)
@@ -41,42 +55,104 @@ class Checkpoint:
     state: dict[str, Any]
     growth: dict[str, Tensor]
 
+    @property
+    def plan(self) -> Plan:
+        """The structure at that step."""
+        return Plan.from_dict(self.state.get("plan"))
 
-def save_checkpoint(
-    folder: Path,
+
+# --- saving ----------------------------------------------------------------------------------------------------------
+
+
+def snapshot(
     step: int,
     *,
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
-    state: dict[str, Any],
-    keep: int,
+    state: Mapping[str, Any],
     growth: Mapping[str, Tensor] | None = None,
-) -> Path:
-    """Write the checkpoint of `step` under `folder` and delete all but the newest `keep`."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for stale in folder.glob(".partial-*"):
-        shutil.rmtree(stale)
-    final = folder / checkpoint_name(step)
-    aside = folder / f".partial-{final.name}"
-    aside.mkdir()
-    save_file(_on_cpu(model.state_dict()), aside / "model.safetensors")
-    save_file(_on_cpu(optimizer_tensors(model, optimizer)), aside / "optimizer.safetensors")
-    save_file(rng_tensors(), aside / "rng.safetensors")
+    logs: Sequence[Path] = (),
+) -> Snapshot:
+    """Everything that training goes on from, copied aside."""
+    tensors = {MODEL: model.state_dict(), OPTIMIZER: optimizer_tensors(model, optimizer), RNG: rng_tensors()}
     if growth:
-        save_file(_on_cpu(growth), aside / GROWTH)
-    (aside / "state.json").write_text(json.dumps({"step": step, **state}, indent=1) + "\n", encoding="utf-8")
-    files = {path.name: {"sha256": _sha256(path), "bytes": path.stat().st_size} for path in sorted(aside.iterdir())}
-    for name in files:
-        _flush(aside / name)
-    _flush(aside)
-    if final.exists():  # the remains of an interrupted save, or the same step again after a resume
-        _remove(final)
-    aside.rename(final)
-    _flush(folder)
-    write_atomically(final / MANIFEST, json.dumps({"format": FORMAT, "step": step, "files": files}, indent=1) + "\n")
-    for outdated in _outdated(folder, step, keep):
-        _remove(outdated)
+        tensors[GROWTH] = dict(growth)
+    place = _place_for_copies([tensor for values in tensors.values() for tensor in values.values()])
+    copies = {
+        file: {name: tensor.detach().to(place or tensor.device, copy=True) for name, tensor in values.items()}
+        for file, values in tensors.items()
+    }
+    return Snapshot(step, copies, {"step": step, **state}, logs)
+
+
+def write_checkpoint(folder: Path, taken: Snapshot) -> Path:
+    """Write the checkpoint of a step under `folder`, which nobody else works on; it appears when it is whole.
+
+    Weights and moments that are not finite are an error, and nothing is written.
+    """
+    final = folder / checkpoint_name(taken.step)
+    folder.mkdir(parents=True, exist_ok=True)
+    _sweep(folder)
+    with staged(final) as aside:
+        for log in taken.logs:
+            if log.exists():
+                flush(log)
+        digests = {
+            name: save_tensors(aside / name, tensors, finite=name in (MODEL, OPTIMIZER))
+            for name, tensors in taken.tensors.items()
+        }
+        (aside / STATE).write_text(json.dumps(taken.state, indent=1) + "\n", encoding="utf-8")
+        digests[STATE] = sha256_of(aside / STATE)
+        files = {name: {"sha256": digests[name], "bytes": (aside / name).stat().st_size} for name in sorted(digests)}
+        manifest = {"format": FORMAT, "step": taken.step, "files": files}
+        (aside / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
     return final
+
+
+def prune(folder: Path, step: int, keep: int) -> None:
+    """Delete all checkpoints up to `step` but the newest `keep`.
+
+    Those that are known to be damaged must not push out whole ones: later ones, which were passed over when the run
+    was resumed, and those without a manifest, which count for nothing.
+    """
+    _sweep(folder)
+    known = [path for path in list_checkpoints(folder) if step_of(path) <= step]
+    whole = [path for path in known if (path / MANIFEST).is_file()]
+    for path in known:
+        if path not in whole[-keep:]:
+            remove_checkpoint(path)
+
+
+def remove_checkpoint(path: Path) -> None:
+    """Delete a checkpoint, its name first, so that an interruption leaves something that does not count."""
+    old = beside(path, "old")
+    path.rename(old)
+    shutil.rmtree(old)
+
+
+def _place_for_copies(tensors: Sequence[Tensor]) -> torch.device | None:
+    """Where copies are made: on the same device (None), which takes no time, or on the CPU if they might be in the way.
+
+    They would be if a GPU could not hold them beside all that it had reserved at its fullest: the next update needs
+    that again, while they are still there.
+    """
+    on_gpu = [tensor for tensor in tensors if tensor.is_cuda]
+    if not on_gpu:
+        return None
+    device = on_gpu[0].device
+    free = torch.cuda.mem_get_info(device)[0]
+    free -= torch.cuda.max_memory_reserved(device) - torch.cuda.memory_reserved(device)
+    return None if sum(tensor.nbytes for tensor in on_gpu) < free else torch.device("cpu")
+
+
+def _sweep(folder: Path) -> None:
+    """Remove what killed processes have left of checkpoints of any step; whoever works on a run holds its lock."""
+    for pattern in (".step-*", ".partial-*"):  # the second as older versions named them
+        for stale in folder.glob(pattern):
+            shutil.rmtree(stale)
+
+
+# --- loading ---------------------------------------------------------------------------------------------------------
 
 
 def checkpoint_name(step: int) -> str:
@@ -84,49 +160,99 @@ def checkpoint_name(step: int) -> str:
     return f"step-{step:08d}"
 
 
+def step_of(path: Path) -> int:
+    """The step that a checkpoint's folder is named after."""
+    match = _NAME.fullmatch(path.name)
+    assert match is not None
+    return int(match[1])
+
+
 def list_checkpoints(folder: Path) -> list[Path]:
-    """Complete checkpoints, oldest first."""
-    found = [path for path in folder.glob("step-*") if _NAME.fullmatch(path.name) and (path / MANIFEST).is_file()]
-    return sorted(found, key=_step_of)
+    """Checkpoints by their names, oldest first; whether they are whole is seen when they are loaded."""
+    try:
+        found = [Path(entry) for entry in os.scandir(folder)]  # a glob would take a folder it may not read for empty
+    except FileNotFoundError:
+        return []
+    return sorted((path for path in found if _NAME.fullmatch(path.name)), key=step_of)
 
 
 def load_checkpoint(path: Path) -> Checkpoint:
     """Read one checkpoint; a missing, truncated or altered file is an error that names it."""
-    manifest = read_json(path / MANIFEST)
-    if manifest.get("format") != FORMAT:
-        raise RunError(f"{path / MANIFEST}: format is {manifest.get('format')!r}, expected {FORMAT!r}")
-    try:
-        step, known = manifest["step"], {name: (f["bytes"], f["sha256"]) for name, f in manifest["files"].items()}
-    except (KeyError, TypeError, AttributeError) as error:
-        raise RunError(f"{path / MANIFEST}: not a manifest ({error!r})") from error
-    if step != _step_of(path) or set(known) - {GROWTH} != set(FILES):
-        raise RunError(f"{path / MANIFEST}: is not of this checkpoint (step {step}, files {sorted(known)})")
-    for name, (size, digest) in known.items():
-        file = path / name
-        if not file.is_file():
-            raise RunError(f"{file}: is missing")
-        if file.stat().st_size != size:
-            raise RunError(f"{file}: has {file.stat().st_size} bytes, {MANIFEST} says {size} (truncated?)")
-        if _sha256(file) != digest:
-            raise RunError(f"{file}: its content is not what was written (sha256 differs from {MANIFEST})")
+    step, known = _manifest(path)
+    for name, facts in known.items():
+        _check_file(path / name, *facts)
     return Checkpoint(
         step=step,
-        model=load_file(path / "model.safetensors"),
-        optimizer=load_file(path / "optimizer.safetensors"),
-        rng=load_file(path / "rng.safetensors"),
-        state=read_json(path / "state.json"),
-        growth=load_file(path / GROWTH) if GROWTH in known else {},
+        model=load_tensors(path / MODEL),
+        optimizer=load_tensors(path / OPTIMIZER),
+        rng=load_tensors(path / RNG),
+        state=read_json(path / STATE),
+        growth=load_tensors(path / GROWTH) if GROWTH in known else {},
     )
 
 
-def load_newest(folder: Path, report: Callable[[str], None]) -> Checkpoint | None:
-    """The newest checkpoint that is whole; each damaged one on the way is reported and passed over."""
-    for path in reversed(list_checkpoints(folder)):
+def load_state(path: Path) -> dict[str, Any]:
+    """The JSON state of a checkpoint alone, checked against its manifest."""
+    _check_file(path / STATE, *_manifest(path)[1][STATE])
+    return read_json(path / STATE)
+
+
+def load_newest(
+    folder: Path, report: Callable[[str], None], wanted: Callable[[Path], bool] = lambda path: True
+) -> Checkpoint | None:
+    """The newest checkpoint that is whole, of those `wanted`; each damaged one on the way is reported and passed over.
+
+    None if there is no checkpoint at all; if there are some but none can be read, an error that says why of each. One
+    that vanishes meanwhile, because a run goes on and deletes it, has made room for newer ones, which are tried next.
+    """
+    refused: dict[Path, str] = {}
+    while untried := [path for path in list_checkpoints(folder) if path not in refused and wanted(path)]:
         try:
-            return load_checkpoint(path)
-        except RunError as error:
-            report(f"damaged checkpoint passed over: {error}")
+            found = load_checkpoint(untried[-1])
+        except (RunError, OSError) as error:
+            refused[untried[-1]] = str(error)
+        else:
+            for reason in refused.values():
+                report(f"damaged checkpoint passed over: {reason}")
+            return found
+    if refused:
+        raise RunError(
+            f"{folder}: none of its checkpoints can be read: {listed(list(refused.values()), 4)}; bring one back, or "
+            f"begin anew with: meristem resume {folder.parent} --from-start"
+        )
     return None
+
+
+def _manifest(path: Path) -> tuple[int, dict[str, tuple[int, str]]]:
+    """The step, and size and sha256 of every file."""
+    if not (path / MANIFEST).exists():
+        raise RunError(f"{path / MANIFEST}: is missing")
+    manifest = read_json(path / MANIFEST)
+    if manifest.get("format") != FORMAT:
+        raise RunError(f"{path / MANIFEST}: format is {shown(manifest.get('format'))}, expected {FORMAT!r}")
+    try:
+        step, known = manifest["step"], {name: (f["bytes"], f["sha256"]) for name, f in manifest["files"].items()}
+        if any(type(size) is not int or not isinstance(digest, str) for size, digest in known.values()):
+            raise TypeError("every file has a number of bytes and a sha256")
+    except (KeyError, TypeError, AttributeError) as error:
+        raise RunError(f"{path / MANIFEST}: not a manifest ({error!r})") from error
+    if step != step_of(path) or set(known) - {GROWTH} != set(FILES):
+        raise RunError(
+            f"{path / MANIFEST}: is not of this checkpoint (step {shown(step)}, files {shown(sorted(known))})"
+        )
+    return step, known
+
+
+def _check_file(file: Path, size: int, digest: str) -> None:
+    if not file.is_file():
+        raise RunError(f"{file}: is missing")
+    if file.stat().st_size != size:
+        raise RunError(f"{file}: has {file.stat().st_size} bytes, {MANIFEST} says {shown(size)} (truncated?)")
+    if sha256_of(file) != digest:
+        raise RunError(f"{file}: its content is not what was written (sha256 differs from {MANIFEST})")
+
+
+# --- what tensors go by ----------------------------------------------------------------------------------------------
 
 
 def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
@@ -160,63 +286,3 @@ def restore_rng(states: dict[str, Tensor]) -> None:
     torch.set_rng_state(states["cpu"])
     if "cuda" in states and torch.cuda.is_available():
         torch.cuda.set_rng_state(states["cuda"])
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Write a text file so that readers see the old content or the new, never a part."""
-    aside = path.with_name(f".{path.name}.partial")
-    aside.write_text(text, encoding="utf-8")
-    _flush(aside)
-    aside.replace(path)
-    _flush(path.parent)
-
-
-def _on_cpu(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-
-
-def _step_of(path: Path) -> int:
-    match = _NAME.fullmatch(path.name)
-    assert match is not None
-    return int(match[1])
-
-
-def _outdated(folder: Path, step: int, keep: int) -> list[Path]:
-    """What a save at `step` makes superfluous: all but the newest `keep` up to it, and remains without a manifest.
-
-    A later checkpoint is one that was passed over as damaged; it must not push out those that are whole.
-    """
-    whole = [path for path in list_checkpoints(folder) if _step_of(path) <= step]
-    found = [path for path in folder.glob("step-*") if _NAME.fullmatch(path.name)]
-    return whole[:-keep] + [path for path in found if not (path / MANIFEST).exists()]
-
-
-def _remove(path: Path) -> None:
-    """Delete a checkpoint, its marker first, so that an interruption leaves something that does not count."""
-    (path / MANIFEST).unlink(missing_ok=True)
-    shutil.rmtree(path)
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _flush(path: Path) -> None:
-    """Make sure a file or folder has reached the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file, or an error that names the file."""
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise RunError(f"{path}: cannot be read ({error})") from error
-    if not isinstance(data, dict):
-        raise RunError(f"{path}: is not a JSON object")
-    return data

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
-from meristem.errors import InputError, RunError
+from meristem.errors import InputError
+from meristem.files import read_toml
 from meristem.gauges.energy import check_numerics
 from meristem.gauges.entropy import FORMS
 from meristem.growth.criteria import Policy
@@ -26,12 +27,15 @@ from meristem.training.optimizer import OptimizerConfig
 from meristem.training.trackers import TRACKERS
 
 CLASS_WEIGHTS = ("none", "balanced")
+ON_DIVERGENCE = ("stop", "rewind")
+LARGEST = 2**63  # whole numbers of a configuration are below
 
 # What may change when a run is resumed: the result does not depend on it, or (device, compile, micro_batch) only in the
 # rounding of sums.
 RESUMABLE = (
-    "data.path", "train.device", "train.compile", "train.micro_batch", "train.max_skipped", "eval.batch",
-    "checkpoint.every", "checkpoint.keep", "log.every", "log.trackers", "growth.like",
+    "data.path", "train.device", "train.compile", "train.micro_batch", "train.max_skipped", "train.on_divergence",
+    "train.max_rewinds", "eval.batch", "checkpoint.every", "checkpoint.keep", "log.every", "log.trackers",
+    "growth.like",
 )  # fmt: skip
 
 
@@ -75,7 +79,7 @@ class ModelConfig:
                 seed=self.shuffle_seed, **shape,
             )  # fmt: skip
         except InputError as error:
-            if error.field in ("head_dim", "pooling"):
+            if error.field in {field.name for field in fields(self)}:
                 raise InputError(f"model.{error.field}", error.value, error.expected) from None
             raise
 
@@ -100,7 +104,9 @@ class TrainConfig:
     device: str = "auto"
     compile: bool | None = None  # on a GPU if not given
     attention: str = "auto"
-    max_skipped: int = 10  # updates with non-finite loss or gradient in a row before the run stops
+    max_skipped: int = 10  # updates with non-finite loss or gradient in a row that are taken for divergence
+    on_divergence: str = "stop"  # or rewind: go back to the last good checkpoint and pass over these batches
+    max_rewinds: int = 3  # times that is done before the run stops
 
 
 @dataclass(frozen=True)
@@ -336,7 +342,8 @@ class Config:
 
     def __post_init__(self) -> None:
         minimums = {
-            "train.steps": 1, "train.batch_size": 1, "train.max_skipped": 1, "eval.every": 0, "eval.windows": 1,
+            "train.steps": 1, "train.batch_size": 1, "train.max_skipped": 1, "train.max_rewinds": 1,
+            "eval.every": 0, "eval.windows": 1,
             "eval.rows": 0, "eval.batch": 1, "checkpoint.every": 0, "checkpoint.keep": 1, "log.every": 1,
         }  # fmt: skip
         for name in ("model.shuffle_seed", "data.seed", "train.seed", "growth.seed", "incrt.seed"):
@@ -346,9 +353,9 @@ class Config:
             value = self[name]
             if value < minimum:
                 raise InputError(name, value, f"must be at least {minimum}")
-        if self.data.class_weights not in CLASS_WEIGHTS:
-            allowed = ", ".join(CLASS_WEIGHTS)
-            raise InputError("data.class_weights", self.data.class_weights, f"must be one of {allowed}")
+        for name, allowed in (("data.class_weights", CLASS_WEIGHTS), ("train.on_divergence", ON_DIVERGENCE)):
+            if self[name] not in allowed:
+                raise InputError(name, self[name], f"must be one of {', '.join(allowed)}")
         micro = self.train.micro_batch
         if micro is not None and (micro < 1 or self.train.batch_size % micro):
             raise InputError("train.micro_batch", micro, f"must divide train.batch_size = {self.train.batch_size}")
@@ -376,16 +383,7 @@ class Config:
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
     """Read a TOML file and apply `--section.key value` overrides."""
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except OSError as error:
-        raise RunError(f"{path}: cannot be read ({error.strerror})") from error
-    except UnicodeDecodeError as error:
-        raise RunError(f"{path}: not a text file ({error})") from error
-    try:
-        data = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise RunError(f"{path}: not a TOML file ({error})") from error
+    data = read_toml(Path(path))
     values: dict[str, Any] = {}
     sections = [entry.name for entry in fields(Config)]
     for section, entries in data.items():
@@ -446,8 +444,12 @@ def check_resumable(config: Config, changed: Config) -> None:
 
 def flatten(config: Config) -> dict[str, Any]:
     """All values as `section.key`, those that are not given left out."""
-    found = {key: config[key] for key in _known_keys()}
-    return {key: value for key, value in found.items() if value is not None}
+    return {key: value for key, value in known_values(config).items() if value is not None}
+
+
+def known_values(config: Config) -> dict[str, Any]:
+    """All values as `section.key`."""
+    return {key: config[key] for key in _known_keys()}
 
 
 def _known_keys() -> dict[str, Any]:
@@ -476,7 +478,7 @@ def _parse_text(key: str, text: str) -> Any:
             text = json.dumps([part.strip() for part in text[1:-1].split(",") if part.strip()])
     try:
         return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):  # integers of thousands of digits are a ValueError
         return text
 
 
@@ -488,12 +490,14 @@ def _convert(key: str, value: Any, kind: Any) -> Any:
     if get_origin(kind) is tuple:
         inner = get_args(kind)[0]
         if isinstance(value, (list, tuple)) and all(type(v) is inner for v in value):
-            return tuple(value)
+            return tuple(_convert(key, entry, inner) for entry in value)
         raise InputError(key, value, f"must be a list of {inner.__name__}")
     if kind is float and type(value) is int:
-        return float(value)
+        value = float(value) if abs(value) < LARGEST else math.inf
     if type(value) is not kind:
         raise InputError(key, value, f"must be of type {kind.__name__}")
+    if kind is int and abs(value) >= LARGEST:
+        raise InputError(key, value, "must be below 2^63")
     return value
 
 

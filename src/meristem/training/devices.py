@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import os
 import platform
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from meristem.errors import InputError
+from meristem.limits import LARGEST_COUNT
 from meristem.wording import counted
+
+try:
+    import resource
+except ImportError:  # not on Windows
+    resource = None  # type: ignore[assignment]
+
+CONTAINER_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 # Dense bf16 FLOP/s from the vendors' data sheets, by a part of the device's name; the longest match counts.
 PEAK_FLOPS = {
@@ -31,6 +41,19 @@ def choose_device(name: str) -> torch.device:
     return torch.device(name)
 
 
+def memory_of(device: torch.device) -> int:
+    """Bytes of memory that a process can have on a device at most."""
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")] if hasattr(os, "sysconf") else []
+    with suppress(OSError, ValueError):  # a container's share; "max" if there is no limit
+        limits.append(int(CONTAINER_LIMIT.read_text()))
+    if resource is not None:
+        soft, _ = resource.getrlimit(resource.RLIMIT_AS)
+        limits += [] if soft == resource.RLIM_INFINITY else [soft]
+    return min(limits, default=LARGEST_COUNT)
+
+
 def compute_dtype(device: torch.device) -> torch.dtype:
     """bf16 on a GPU, float32 on a CPU."""
     return torch.bfloat16 if device.type == "cuda" else torch.float32
@@ -44,7 +67,7 @@ def autocast(device: torch.device) -> AbstractContextManager[Any]:
 def describe_device(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    return f"{platform.processor() or platform.machine()} CPU, {counted(torch.get_num_threads(), 'thread')}"
+    return f"{platform.machine()} CPU, {counted(torch.get_num_threads(), 'thread')}"
 
 
 def peak_flops(device: torch.device) -> float | None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
-from contextlib import AbstractContextManager
+from collections.abc import Callable
+from contextlib import suppress
 from itertools import groupby
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
@@ -90,6 +92,8 @@ class Display(Protocol):
 
     def __exit__(self, *exception: Any) -> None: ...
 
+    def step(self, step: int) -> None: ...
+
     def update(self, values: dict[str, Any]) -> None: ...
 
     def note(self, text: str) -> None: ...
@@ -157,6 +161,9 @@ class Lines:
     def __exit__(self, *exception: Any) -> None:
         pass
 
+    def step(self, step: int) -> None:
+        pass
+
     def update(self, values: dict[str, Any]) -> None:
         now = time.monotonic()
         if self.printed is not None and now - self.printed < 1.0 and values["step"] < self.steps:
@@ -204,6 +211,9 @@ class Live:
     ) -> None:
         self.progress.stop()
 
+    def step(self, step: int) -> None:
+        self.progress.update(self.task, completed=step)
+
     def update(self, values: dict[str, Any]) -> None:
         numbers = _fitting(values, self.progress.console.width - self.beside, self.growing)
         self.progress.update(self.task, completed=values["step"], numbers=numbers)
@@ -227,6 +237,9 @@ class Silent:
     def __exit__(self, *exception: Any) -> None:
         pass
 
+    def step(self, step: int) -> None:
+        pass
+
     def update(self, values: dict[str, Any]) -> None:
         pass
 
@@ -240,8 +253,60 @@ class Silent:
         pass
 
 
-def make_display(plan: Plan, steps: int, *, speaks: bool) -> AbstractContextManager[Display]:
-    """The display that suits the place: none, live, or lines."""
+class Guarded:
+    """A display whose output may be lost: a pipe that nobody reads any more, a terminal that was closed.
+
+    The first time that happens `lost` is told; from then on nothing is shown.
+    """
+
+    def __init__(self, display: Display, lost: Callable[[], None]) -> None:
+        self._display, self._lost = display, lost
+
+    def _try(self, show: Callable[[Display], Any]) -> None:
+        try:
+            show(self._display)
+        except OSError as error:
+            self._display = Silent()
+            silence_output()
+            if not isinstance(error, BrokenPipeError):  # whoever closed a pipe knows
+                with suppress(OSError):
+                    print(f"the output cannot be written ({error.strerror}): saving, then stopping", file=sys.stderr)
+            self._lost()
+
+    def __enter__(self) -> Guarded:
+        self._try(lambda display: display.__enter__())
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        self._try(lambda display: display.__exit__(*exception))
+
+    def step(self, step: int) -> None:
+        self._try(lambda display: display.step(step))
+
+    def update(self, values: dict[str, Any]) -> None:
+        self._try(lambda display: display.update(values))
+
+    def note(self, text: str) -> None:
+        self._try(lambda display: display.note(text))
+
+    def restructured(self, plan: Plan) -> None:
+        self._try(lambda display: display.restructured(plan))
+
+    def status(self, text: str) -> None:
+        self._try(lambda display: display.status(text))
+
+
+def silence_output() -> None:
+    """Send what else is printed nowhere, so that nobody stumbles over an output that is gone."""
+    with suppress(OSError, ValueError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
+
+
+def make_display(plan: Plan, steps: int, *, speaks: bool, lost: Callable[[], None]) -> Display:
+    """The display that suits the place: none, live, or lines; `lost` is told when its output is gone."""
     if not speaks:
         return Silent()
-    return Live(plan, steps) if sys.stdout.isatty() else Lines(plan, steps)
+    is_terminal = sys.stdout is not None and sys.stdout.isatty()
+    return Guarded(Live(plan, steps) if is_terminal else Lines(plan, steps), lost)

@@ -140,7 +140,8 @@ class _Graph:
         self._clear()
         torch.cuda.empty_cache()  # the recording allocates from a pool of its own
         self.recording = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.recording):
+        # Thread by thread: a checkpoint may be on its way to the host meanwhile, which has nothing to do with this.
+        with torch.cuda.graph(self.recording, capture_error_mode="thread_local"):
             self.loss = self.gradients.backward(self.tokens, self.labels, weight)
 
     def _replay(self, tokens: Tensor, labels: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ from meristem.growth.head_growth import check_growable
 from meristem.model import Transformer
 from meristem.plan import Loop, Plan
 from meristem.training.config import Config, GrowthConfig, in_growth
+from meristem.training.entries import sound_loop_growth, sound_observations
 from meristem.training.run import RunFolder
 
 
@@ -119,8 +120,10 @@ def _structure(source: Path) -> tuple[Plan, list[list[float]] | None]:
     folder = RunFolder.open(source)
     if folder.newest_step < folder.config.train.steps:
         raise RunError(f"{source}: has not ended yet (step {folder.newest_step}); growth.like takes finished runs")
-    logs = (folder.events, folder.entropy)
-    readings = [entry for log in logs for entry in folder.read(log) if "head_entropy" in entry]
+    plan, steps = folder.plan, folder.config.train.steps
+    decisions = sound_loop_growth(folder.read(folder.events), plan, steps)
+    observations = sound_observations(folder.read(folder.entropy), plan, steps)
+    readings = [entry for entry in (*decisions, *observations) if "head_entropy" in entry]
     whole = [entry for entry in readings if all(v is not None for layer in entry["head_entropy"] for v in layer)]
     return folder.newest_plan, max(whole, key=lambda entry: entry["step"])["head_entropy"] if whole else None
 

@@ -10,29 +10,39 @@ from pathlib import Path
 
 from meristem.errors import RunError
 
+LOCK_FILE = ".lock"
+
 
 @contextmanager
-def run_lock(folder: Path) -> Iterator[None]:
+def run_lock(folder: Path, name: Path | None = None) -> Iterator[None]:
     """Hold the run in `folder`, or say who does. The system lets go of it when the process ends, however it ends.
 
-    The file stays: removing it would let two processes hold two files of the same name. Where files cannot be locked,
-    on Windows and on some network file systems, nothing is held.
+    The file stays: removing it would let two processes hold two files of the same name. It may move with its folder
+    while it is held; `name` is what the folder is called in messages. Where files cannot be locked, on Windows and on
+    some network file systems, nothing is held.
     """
     if sys.platform == "win32":
         yield
         return
     import fcntl
 
-    with (folder / ".lock").open("a+", encoding="utf-8") as file:
+    with (folder / LOCK_FILE).open("a+", encoding="utf-8", errors="replace") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             file.seek(0)
-            holder = file.read().strip() or "unknown"
-            raise RunError(f"{folder}: another process (pid {holder}) is working on this run") from error
+            holder = file.read(20).strip() or "unknown"
+            raise RunError(f"{name or folder}: another process (pid {holder}) is working on this run") from error
         except OSError:
             pass
         file.truncate(0)
         file.write(f"{os.getpid()}\n")
         file.flush()
         yield
+
+
+def check_free(folder: Path) -> None:
+    """Say who works on the run in `folder`, if somebody does."""
+    if (folder / LOCK_FILE).is_file():
+        with run_lock(folder):
+            pass

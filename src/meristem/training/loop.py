@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
+import math
 import signal
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,31 +16,38 @@ from torch import Tensor
 
 from meristem import __version__
 from meristem.data import LabelledData, TokenData, open_data
-from meristem.errors import InputError, RunError
+from meristem.errors import InputError, RunError, shortened
+from meristem.files import new_folder, write_atomically
+from meristem.limits import check_integer
 from meristem.model.backends import choose_backends
 from meristem.plan import Plan
-from meristem.ranks import mean_over_ranks
+from meristem.ranks import from_first_rank, mean_over_ranks
 from meristem.training.checkpoint import (
     Checkpoint,
     checkpoint_name,
-    load_newest,
+    prune,
     restore_optimizer,
     restore_rng,
-    save_checkpoint,
-    write_atomically,
+    snapshot,
 )
 from meristem.training.config import Config, check_resumable
-from meristem.training.devices import autocast, compute_dtype, describe_device
+from meristem.training.devices import autocast, compute_dtype, describe_device, memory_of
 from meristem.training.display import make_display
 from meristem.training.distributed import Processes, processes
+from meristem.training.divergence import Diverged, batch_number
+from meristem.training.entries import check_alike, sound_metrics
+from meristem.training.going_on import binding, check_bound, go_back, load_agreed, restore_logs
 from meristem.training.gradients import Gradients
 from meristem.training.growing import make_grower, starting_plan
 from meristem.training.lock import run_lock
+from meristem.training.log import Log
 from meristem.training.meter import Clock, Reading, Readings
 from meristem.training.optimizer import guarded_update, learning_rate, make_optimizer
+from meristem.training.origin import Origin
 from meristem.training.recorder import Progress, Recorder, due
 from meristem.training.run import RunFolder
-from meristem.training.signals import StopSignals
+from meristem.training.saver import Saver
+from meristem.training.signals import BROKEN_PIPE, StopSignals
 from meristem.training.tasks import initial_plan, make_task
 from meristem.training.trackers import check_trackers
 
@@ -57,39 +66,70 @@ def train(config: Config, out: str | Path) -> Outcome:
     """Train a new model in the folder `out`."""
     with processes(config.train.device) as peers:
         config = _at_home(config)
-        data = open_data(config.data.path)
+        _check_batch(config, peers)
+        data = _opened(config, peers)
         plan = starting_plan(config, initial_plan(config, data))
         _check(config, plan, data, peers)
-        if peers.first:
-            RunFolder.create(Path(out), config, plan, data)
-        peers.wait()
-        folder = RunFolder.open(Path(out))
-        with _held(folder, peers):
-            return Trainer(folder, config, plan, data, None, peers).run()
+        with _begun(Path(out), config, plan, data, peers) as folder:
+            return _trained(folder, config, data, None, peers)
 
 
-def resume(out: str | Path, config: Config | None = None) -> Outcome:
+def resume(out: str | Path, config: Config | None = None, *, from_start: bool = False) -> Outcome:
     """Go on with the run in `out` from its newest whole checkpoint, or from the start if it has none yet.
 
-    `config` may differ from the run's own in what its result does not depend on; it is then stored in its place.
+    `config` may differ from the run's own in what its result does not depend on; it is then stored in its place. Where
+    checkpoints were written and none can be read nothing is touched and an error says why; `from_start` begins anew on
+    purpose, and keeps logs and checkpoints aside.
     """
     folder = RunFolder.open(Path(out))
     config = folder.config if config is None else _at_home(config)
     check_resumable(folder.config, config)
     with processes(config.train.device) as peers, _held(folder, peers):
-        data = open_data(config.data.path)
-        folder.check_data(data)
+        say: Callable[[str], None] = print if peers.first else lambda text: None
         _check_batch(config, peers)
+        data = _opened(config, peers)
+        folder.check_data(data)
+        _check_memory(config, folder.plan, peers)
         check_trackers(config.log.trackers)
-        checkpoint = load_newest(folder.checkpoints, print if peers.first else lambda text: None)
-        if peers.first:
-            folder.rewind(0 if checkpoint is None else checkpoint.step)
-            write_atomically(folder.path / "config.toml", config.to_toml())
+        if from_start and peers.first:
+            say(f"beginning from the start; what was there is kept in {folder.set_aside()}")
         peers.wait()
-        if checkpoint is not None and checkpoint.step >= config.train.steps:
+        checkpoint = load_agreed(folder, peers, say)
+        check_bound(folder, config, checkpoint, say)
+        peers.wait()  # nothing is changed before all have read it
+        ended = checkpoint is not None and checkpoint.step >= config.train.steps
+        if peers.first:
+            restore_logs(folder, checkpoint, say)
+            if config != folder.config:
+                write_atomically(folder.path / "config.toml", config.to_toml())
+            if checkpoint is not None and ended and checkpoint.state.get("good"):  # killed before it had tidied up
+                prune(folder.checkpoints, config.train.steps, config.checkpoint.keep)
+            if folder.origin is None:  # of an older version; from now on it is bound
+                Origin.of(folder.path, config, folder.plan, data.index.digest).save(folder.path)
+        peers.wait()
+        if checkpoint is not None and ended:
             return Outcome(folder.path, checkpoint.step, _last_measured(folder).get("held_out_loss"), None)
-        plan = folder.plan if checkpoint is None else Plan.from_dict(checkpoint.state["plan"])
-        return Trainer(folder, config, plan, data, checkpoint, peers).run()
+        return _trained(folder, config, data, checkpoint, peers)
+
+
+def _trained(
+    folder: RunFolder, config: Config, data: TokenData | LabelledData, checkpoint: Checkpoint | None, peers: Processes
+) -> Outcome:
+    """Train to the end, going back over updates that are not finite where the configuration says so."""
+    with StopSignals() as stop:
+        while True:
+            try:
+                return Trainer(folder, config, data, checkpoint, peers).run(stop)
+            except Diverged as error:
+                diverged = error.with_traceback(None)  # which would hold on to the model
+            gc.collect()
+            checkpoint = go_back(folder, config, diverged, peers)
+            stop.say = print
+            if number := from_first_rank(stop.number):  # asked while the streak was on
+                step = 0 if checkpoint is None else checkpoint.step
+                if peers.first:
+                    Log(folder.events).append({"step": step, "event": "stopped", "signal": number})
+                return Outcome(folder.path, step, None, number)
 
 
 class Trainer:
@@ -99,13 +139,12 @@ class Trainer:
         self,
         folder: RunFolder,
         config: Config,
-        plan: Plan,
         data: TokenData | LabelledData,
         checkpoint: Checkpoint | None,
         peers: Processes,
     ) -> None:
         torch.manual_seed(config.train.seed)
-        device = peers.device
+        device, plan = peers.device, folder.plan if checkpoint is None else checkpoint.plan
         self.folder, self.config, self.peers = folder, config, peers
         self.compiled = device.type == "cuda" if config.train.compile is None else config.train.compile
         self.task = make_task(config, plan, data, fixed=self.compiled)
@@ -115,31 +154,48 @@ class Trainer:
         self.grower = make_grower(config, self.model, self.optimizer, folder.plan)
         self.progress = Progress()
         self.begins = checkpoint is None
+        self.rewinds = folder.rewinds
+        self.bound = binding(folder, config)
+        self.overdue = False  # whether a save waits for an update that is finite
         if checkpoint is not None:
+            self.restore(checkpoint, self.task.step_flops(plan).causal)
+        self.gradients = Gradients(peers.wrap(self.model), compile=self.compiled, device=device)
+        self.readings, self.clock = Readings(), Clock()
+
+    def restore(self, checkpoint: Checkpoint, step_flops: int) -> None:
+        """Take up what a checkpoint holds; one that does not fit is an error that names it."""
+        state = checkpoint.state
+        try:
             self.model.load_state_dict(checkpoint.model)
             restore_optimizer(self.model, self.optimizer, checkpoint.optimizer)
             restore_rng(checkpoint.rng)
-            skipped, in_a_row = checkpoint.state["skipped"], checkpoint.state["skipped_in_a_row"]
-            flops = checkpoint.state.get("flops", checkpoint.step * self.task.step_flops(plan).causal)
-            self.progress = Progress(checkpoint.step, skipped, in_a_row, _last_measured(folder), flops)
+            for name in ("skipped", "skipped_in_a_row"):
+                check_integer(name, state[name], 0)
+            self.progress = Progress(
+                checkpoint.step, state["skipped"], state["skipped_in_a_row"], _last_measured(self.folder),
+                state.get("flops", checkpoint.step * step_flops), checkpoint.step,
+            )  # fmt: skip
             if self.grower is not None:
-                self.grower.load_state_dict(checkpoint.state["growth"], checkpoint.growth)
-        self.gradients = Gradients(peers.wrap(self.model), compile=self.compiled, device=device)
-        self.readings, self.clock = Readings(), Clock()
+                check_alike("growth", state["growth"], self.grower.state_dict())
+                self.grower.load_state_dict(state["growth"], checkpoint.growth)
+        except (RuntimeError, KeyError, TypeError, ValueError, AttributeError) as error:
+            path = self.folder.checkpoints / checkpoint_name(checkpoint.step)
+            raise RunError(f"{path}: does not fit this run ({shortened(str(error))})") from error
 
     @property
     def plan(self) -> Plan:
         """The present structure."""
         return self.model.plan
 
-    def run(self) -> Outcome:
+    def run(self, stop: StopSignals) -> Outcome:
         """Train to the end of the run, or to the first request to stop."""
         steps, progress = self.config.train.steps, self.progress
         with (
-            make_display(self.plan, steps, speaks=self.peers.first) as display,
-            StopSignals() as stop,
+            make_display(self.plan, steps, speaks=self.peers.first, lost=lambda: stop.ask(BROKEN_PIPE)) as display,
+            Saver(self.folder.checkpoints, self.config.checkpoint.keep) as self.saver,
             Recorder(self.folder, self.config, self.task, self.plan, self.peers, display, progress) as record,
         ):
+            stop.say = display.note
             record.event(
                 "start" if self.begins else "resume", progress.step,
                 device=describe_device(self.peers.device), processes=self.peers.world, attention=self.kernels,
@@ -157,13 +213,19 @@ class Trainer:
                 reading = self.update(stop.asked)
                 stopping = self.settle(reading, record)
                 stopping = self.grow(record) or stopping
+                stopping = stopping or (stop.asked and self.peers.world == 1)  # alone there is nobody to agree with
                 stopping = self.pause(stopping, record)
-            if not stopping or progress.step == steps:
+                self.note_saved(record)
+            bad = self.note_saved(record, wait=True)
+            if from_first_rank(bad and progress.step == steps):  # all wait here until the last checkpoint is whole
+                raise Diverged(steps, steps)
+            if progress.step == steps:
                 record.event("finished", progress.step)
                 return Outcome(self.folder.path, progress.step, progress.held_out, None)
             number = stop.number or int(signal.SIGTERM)  # none here if only another process was asked to stop
             record.event("stopped", progress.step, signal=number)
-            display.note(f"stopped at step {progress.step}; go on with: meristem resume {self.folder.path}")
+            unsaved = ", not saved as updates were being skipped" if self.overdue else ""
+            display.note(f"stopped at step {progress.step}{unsaved}; go on with: meristem resume {self.folder.path}")
             return Outcome(self.folder.path, progress.step, progress.held_out, number)
 
     def update(self, asked_to_stop: bool) -> Reading | None:
@@ -184,7 +246,7 @@ class Trainer:
     def batch(self, step: int) -> tuple[Tensor, Tensor]:
         """Tokens and labels of a step, this process's share of them, (micro-batches, b, ...), on their way to it."""
         peers, micro = self.peers, _micro_batch(self.config, self.peers)
-        arrays = self.task.batch(step, peers.rank, peers.world)
+        arrays = self.task.batch(batch_number(step, self.rewinds), peers.rank, peers.world)
         tokens, labels = (torch.from_numpy(array).unflatten(0, (-1, micro)) for array in arrays)
         if peers.device.type == "cuda":
             tokens, labels = tokens.pin_memory(), labels.pin_memory()
@@ -202,7 +264,9 @@ class Trainer:
         self.progress.count(reading)
         record.step(reading, self.progress, self.clock)
         if self.progress.skipped_in_a_row >= self.config.train.max_skipped:
-            raise RunError(_too_many_skipped(self.progress, self.folder))
+            raise Diverged(self.progress.streak, reading.step)
+        if not reading.skipped:
+            self.saver.proven(reading.step)
         return reading.stop
 
     def grow(self, record: Recorder) -> bool:
@@ -228,35 +292,71 @@ class Trainer:
     def pause(self, stopping: bool, record: Recorder) -> bool:
         """Evaluate and save, each when it is due, or save to stop; whether to stop."""
         step, steps, config = self.progress.step, self.config.train.steps, self.config
-        evaluates, saves = due(step, steps, config.eval.every), due(step, steps, config.checkpoint.every)
+        evaluates = due(step, steps, config.eval.every) and self.task.unmeasured is None
+        saves = due(step, steps, config.checkpoint.every) or self.overdue
         if not (evaluates or saves or stopping):
             return False
         stopping = self.settle(self.readings.flush(), record) or stopping
-        if evaluates and self.task.unmeasured is None and self.peers.first:
+        if evaluates and self.peers.first:
             self.progress.measured = self.task.measure(self.model, self.peers.device)
             record.measured(step, self.progress.measured)
         if saves or stopping:
-            self.save(record)
+            self.save(record, good=evaluates and from_first_rank(math.isfinite(self.progress.held_out or 0.0)))
         self.clock.pause()
         return stopping
 
-    def save(self, record: Recorder) -> None:
-        """Write a checkpoint; the other processes wait until it is whole."""
+    def save(self, record: Recorder, *, good: bool) -> None:
+        """Begin to write a checkpoint, which is good already if the loss from these weights was seen to be finite.
+
+        While updates are being skipped nothing is saved: what is wrong may be the weights.
+        """
         config, progress = self.config, self.progress
-        if self.peers.first:
-            path = save_checkpoint(
-                self.folder.checkpoints, progress.step, model=self.model, optimizer=self.optimizer,
-                keep=config.checkpoint.keep, growth=None if self.grower is None else self.grower.tensors(),
-                state={
-                    "plan": self.plan.to_dict(), "skipped": progress.skipped, "flops": record.flops(progress.step),
-                    "growth": None if self.grower is None else self.grower.state_dict(),
-                    "skipped_in_a_row": progress.skipped_in_a_row, "processes": self.peers.world,
-                    "seeds": {"weights": config.train.seed, "data": config.data.seed},
-                    "meristem": __version__, "torch": torch.__version__,
-                },
-            )  # fmt: skip
-            record.event("checkpoint", progress.step, path=path.name)
-        self.peers.wait()
+        last = progress.step == config.train.steps  # then they are the best there is, if they are finite
+        self.overdue = progress.skipped_in_a_row > 0 and not last
+        if self.overdue or not self.peers.first:
+            return
+        self.note_saved(record, wait=True)
+        taken = snapshot(
+            progress.step, model=self.model, optimizer=self.optimizer,
+            growth=None if self.grower is None else self.grower.tensors(), logs=self.folder.logs,
+            state={
+                "plan": self.plan.to_dict(), "skipped": progress.skipped, "flops": record.flops(progress.step),
+                "growth": None if self.grower is None else self.grower.state_dict(),
+                "skipped_in_a_row": progress.skipped_in_a_row, "good": good, "rewinds": len(self.rewinds),
+                "logs": record.positions(), **self.bound,
+                "processes": self.peers.world, "seeds": {"weights": config.train.seed, "data": config.data.seed},
+                "meristem": __version__, "torch": torch.__version__,
+            },
+        )  # fmt: skip
+        self.saver.save(taken)
+        if good:
+            self.saver.proven(progress.step + 1)
+
+    def note_saved(self, record: Recorder, *, wait: bool = False) -> bool:
+        """Record the checkpoint that has been written meanwhile, if there is one; whether it was refused instead."""
+        refused = False
+        for saved in self.saver.finished(wait=wait):
+            if saved.path is not None:
+                record.event("checkpoint", saved.step, path=saved.path.name)
+            else:
+                refused = True
+                record.event("not_saved", saved.step, tensor=saved.bad)
+                record.display.note(f"step {saved.step}: not saved, as {saved.bad} is not finite")
+        return refused
+
+
+@contextmanager
+def _begun(
+    out: Path, config: Config, plan: Plan, data: TokenData | LabelledData, peers: Processes
+) -> Iterator[RunFolder]:
+    """The folder of a new run, made and held by the process that writes."""
+    if peers.first:
+        with RunFolder.created(out, config, plan, data) as folder:
+            peers.wait()
+            yield folder
+    else:
+        peers.wait()
+        yield RunFolder.open(new_folder("out", out))
 
 
 def _held(folder: RunFolder, peers: Processes) -> AbstractContextManager[None]:
@@ -279,7 +379,7 @@ def _micro_batch(config: Config, peers: Processes) -> int:
 
 def _check(config: Config, plan: Plan, data: TokenData | LabelledData, peers: Processes) -> None:
     """Refuse what cannot be trained before anything is written."""
-    _check_batch(config, peers)
+    _check_memory(config, plan, peers)
     check_trackers(config.log.trackers)
     make_task(config, plan, data, fixed=False)
     wanted, masked = config.train.attention, plan.classes is not None
@@ -296,18 +396,24 @@ def _check_batch(config: Config, peers: Processes) -> None:
         )
 
 
+def _check_memory(config: Config, plan: Plan, peers: Processes) -> None:
+    """Refuse what cannot fit by the plan's own estimate, before anything of that size is made."""
+    micro = _micro_batch(config, peers)
+    try:
+        plan.check_memory(micro * plan.context, config.train.batch_size, memory_of(peers.device))
+    except InputError as error:
+        names = {"batch_size": "train.batch_size", "batch_tokens": "train.micro_batch", "parameters": "[model]"}
+        value = micro if error.field == "batch_tokens" else error.value
+        raise InputError(names[error.field], value, f"{error.expected}; take a smaller model or batch") from None
+
+
+def _opened(config: Config, peers: Processes) -> TokenData | LabelledData:
+    """The data, which the first process checks for all."""
+    return peers.first_alone(lambda: open_data(config.data.path, print, check=peers.first))
+
+
 def _last_measured(folder: RunFolder) -> dict[str, float | None]:
     """The last line of metrics that is about held-out data, without its step; empty if there is none."""
-    found = [entry for entry in folder.read(folder.metrics) if "held_out_loss" in entry]
+    entries = sound_metrics(folder.read(folder.metrics), folder.config.train.steps)
+    found = [entry for entry in entries if "held_out_loss" in entry]
     return {name: value for name, value in found[-1].items() if name != "step"} if found else {}
-
-
-def _too_many_skipped(progress: Progress, folder: RunFolder) -> str:
-    newest = load_newest(folder.checkpoints, lambda text: None)
-    last = "no checkpoint had been written yet"
-    if newest is not None:
-        last = f"the last good checkpoint is {folder.checkpoints / checkpoint_name(newest.step)}"
-    return (
-        f"stopped at step {progress.step}: loss or gradient were not finite in {progress.skipped_in_a_row} updates "
-        f"in a row (all skipped, weights unchanged); {last}"
-    )

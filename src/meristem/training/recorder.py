@@ -12,6 +12,7 @@ from meristem.training.config import Config, flatten
 from meristem.training.devices import peak_flops
 from meristem.training.display import Display, describe_demand, describe_growth
 from meristem.training.distributed import Processes
+from meristem.training.log import Log
 from meristem.training.meter import Clock, Reading
 from meristem.training.optimizer import learning_rate
 from meristem.training.run import RunFolder
@@ -28,6 +29,12 @@ class Progress:
     skipped_in_a_row: int = 0
     measured: Mapping[str, float | None] = field(default_factory=dict)  # last on held-out data
     flops: int = 0  # counted until `step` when the run was begun or resumed
+    settled: int = 0  # the last step whose numbers are known
+
+    @property
+    def streak(self) -> int:
+        """The first of the updates that were skipped in a row until now, counted from 1."""
+        return self.settled - self.skipped_in_a_row + 1
 
     @property
     def held_out(self) -> float | None:
@@ -35,6 +42,7 @@ class Progress:
         return self.measured.get("held_out_loss")
 
     def count(self, reading: Reading) -> None:
+        self.settled = reading.step
         self.skipped += reading.skipped
         self.skipped_in_a_row = self.skipped_in_a_row + 1 if reading.skipped else 0
 
@@ -56,6 +64,7 @@ class Recorder:
         self._task, self._plan, self._step_flops = task, plan, task.step_flops(plan)
         self._counted = progress.step, progress.flops
         self._warned: set[int] = set()  # layers
+        self.logs = {log.path: log for log in map(Log, folder.logs if peers.first else ())}
         names = config.log.trackers if peers.first else ()
         self.trackers = make_trackers(names, folder.path, flatten(config), progress.step)
 
@@ -89,7 +98,7 @@ class Recorder:
 
     def observation(self, step: int, facts: dict[str, Any]) -> None:
         if self.peers.first:
-            self.folder.append(self.folder.entropy, {"step": step, **facts})
+            self.logs[self.folder.entropy].append({"step": step, **facts})
             self._warn(step, facts)
 
     def _warn(self, step: int, facts: dict[str, Any]) -> None:
@@ -102,9 +111,14 @@ class Recorder:
                     f"warning, step {step}: the loop of layer {loop['layer']} adds more than the stream itself holds"
                 )
 
+    def positions(self) -> dict[str, Any]:
+        """How far each log has come, for a checkpoint to vouch for."""
+        return {path.name: log.position.to_dict() for path, log in self.logs.items()}
+
     def step(self, reading: Reading, state: Progress, clock: Clock) -> None:
         if not self.peers.first:
             return
+        self.display.step(reading.step)
         if reading.skipped:
             self.event("skipped", reading.step, loss=str(reading.loss), gradient_norm=str(reading.gradient_norm))
         steps = self.config.train.steps
@@ -136,7 +150,7 @@ class Recorder:
 
     def event(self, kind: str, step: int, **facts: Any) -> None:
         if self.peers.first:
-            self.folder.append(self.folder.events, {"step": step, "event": kind, **facts})
+            self.logs[self.folder.events].append({"step": step, "event": kind, **facts})
 
     def _mfu(self, pace: float | None) -> float | None:
         peak = peak_flops(self.peers.device)
@@ -145,7 +159,7 @@ class Recorder:
         return self._step_flops.full / (pace * peak * self.peers.world)
 
     def _write(self, entry: dict[str, Any]) -> None:
-        self.folder.append(self.folder.metrics, entry)
+        self.logs[self.folder.metrics].append(entry)
         numbers = {k: float(v) for k, v in entry.items() if k != "step" and v is not None}
         for tracker in self.trackers:
             tracker.log(entry["step"], numbers)

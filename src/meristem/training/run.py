@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
+import errno
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,24 +13,31 @@ from typing import Any
 import torch
 
 from meristem.data import LabelledData, Recipe, TokenData, Tokenizer, load_tokenizer
-from meristem.errors import InputError, RunError
+from meristem.errors import InputError, RunError, shortened
+from meristem.files import beside, flush, flush_folder, new_folder, read_json, remove_remains, write_atomically
 from meristem.model import Decoder, Transformer, build_model
 from meristem.plan import Plan
 from meristem.training.checkpoint import (
     Checkpoint,
+    checkpoint_name,
     list_checkpoints,
     load_checkpoint,
     load_newest,
-    read_json,
-    write_atomically,
+    load_state,
+    step_of,
 )
 from meristem.training.config import Config, load_config
 from meristem.training.devices import choose_device
+from meristem.training.divergence import REWINDS_FILE, Rewind, load_rewinds
+from meristem.training.lock import check_free, run_lock
+from meristem.training.log import aside_name, damage, positions, read_log
+from meristem.training.origin import OLDER_FILE, Origin
+from meristem.wording import listed
 
 
 @dataclass(frozen=True)
 class RunFolder:
-    """Paths of a run, and its logs, which are lines of JSON.
+    """Paths of a run, and what its files say.
 
     `metrics.jsonl` has a line per logged step, `events.jsonl` one per happening, `entropy.jsonl` one per observation.
     """
@@ -53,35 +60,58 @@ class RunFolder:
     def entropy(self) -> Path:
         return self.path / "entropy.jsonl"
 
+    @property
+    def logs(self) -> tuple[Path, ...]:
+        return self.metrics, self.events, self.entropy
+
     @classmethod
-    def create(cls, path: Path, config: Config, plan: Plan, data: TokenData | LabelledData) -> RunFolder:
-        """Begin a run in a new or empty folder."""
-        if path.exists() and (not path.is_dir() or any(path.iterdir())):
-            raise InputError(
-                "out",
-                str(path),
-                "already holds something; take another folder, or: meristem resume " + str(path),
-            )
-        path = path.resolve()  # through a link to an empty folder, which could not be renamed over
-        aside = path.with_name(f".{path.name}.partial")  # renamed when it is whole: there are no half-begun runs
+    @contextmanager
+    def created(cls, path: Path, config: Config, plan: Plan, data: TokenData | LabelledData) -> Iterator[RunFolder]:
+        """Begin a run in a new or empty folder, and hold it.
+
+        The folder is filled and locked under another name, and gets its own when it is whole: there are no half-begun
+        runs, and of two processes that begin one at the same time, one finds the other at work.
+        """
+        path = new_folder("out", path)
+        _check_empty(path)
+        remove_remains(path)
+        aside = beside(path, "partial")
         shutil.rmtree(aside, ignore_errors=True)
         aside.mkdir(parents=True)
-        if isinstance(data, TokenData):
-            load_tokenizer(data.folder).save(aside)
-        else:
-            data.recipe.save(aside)
-        write_atomically(aside / "plan.json", plan.to_json())
-        write_atomically(aside / "data.json", json.dumps({"digest": data.index.digest}) + "\n")
-        write_atomically(aside / "config.toml", config.to_toml())
-        aside.rename(path)
-        return cls(path)
+        try:
+            with run_lock(aside, path):
+                if isinstance(data, TokenData):
+                    load_tokenizer(data.folder).save(aside)
+                else:
+                    data.recipe.save(aside)
+                (aside / "plan.json").write_text(plan.to_json(), encoding="utf-8")
+                (aside / "config.toml").write_text(config.to_toml(), encoding="utf-8")
+                Origin.of(aside, config, plan, data.index.digest).save(aside)
+                flush_folder(aside)
+                try:
+                    aside.rename(path)
+                except OSError:
+                    _check_empty(path)
+                    raise
+                flush(path.parent)
+                yield cls(path)
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)
 
     @classmethod
     def open(cls, path: Path) -> RunFolder:
-        """An existing run."""
+        """An existing run, whose configuration, plan and tokenizer must be those that it began with."""
         if not (path / "config.toml").is_file():
             raise RunError(f"{path}: not a run (it has no config.toml)")
-        return cls(path)
+        folder = cls(path)
+        if (origin := folder.origin) is not None:
+            origin.check(path, folder.config, folder.plan)
+        return folder
+
+    @property
+    def origin(self) -> Origin | None:
+        """What the run began with; None of runs of older versions."""
+        return Origin.load(self.path)
 
     @property
     def config(self) -> Config:
@@ -93,45 +123,83 @@ class RunFolder:
         return Plan.load(self.path / "plan.json")
 
     @property
+    def rewinds(self) -> tuple[Rewind, ...]:
+        """The returns to an earlier step, after updates that were not finite."""
+        return load_rewinds(self.path)
+
+    @property
+    def newest_state(self) -> dict[str, Any] | None:
+        """The state of the newest checkpoint whose state can be read; None if there is none."""
+        return self._newest_state()[0]
+
+    def _newest_state(self) -> tuple[dict[str, Any] | None, list[str]]:
+        """That state, and what is wrong with those of newer checkpoints."""
+        refused: list[str] = []
+        for checkpoint in reversed(list_checkpoints(self.checkpoints)):
+            try:
+                return load_state(checkpoint), refused
+            except (RunError, OSError) as error:
+                refused.append(str(error))
+        return None, refused
+
+    @property
     def newest_plan(self) -> Plan:
         """The plan of the newest readable checkpoint, with what has grown until then."""
-        for checkpoint in reversed(list_checkpoints(self.checkpoints)):
-            with suppress(RunError, InputError, KeyError):
-                return Plan.from_dict(read_json(checkpoint / "state.json")["plan"])
-        return self.plan
+        state = self.newest_state
+        return self.plan if state is None else Plan.from_dict(state.get("plan"))
 
     @property
     def newest_step(self) -> int:
         """The step of the newest checkpoint, 0 if there is none."""
         checkpoints = list_checkpoints(self.checkpoints)
-        return int(checkpoints[-1].name.removeprefix("step-")) if checkpoints else 0
+        return step_of(checkpoints[-1]) if checkpoints else 0
 
     def check_data(self, data: TokenData | LabelledData) -> None:
         """Refuse to go on with other data than the run began with."""
-        if data.index.digest != read_json(self.path / "data.json").get("digest"):
+        origin = self.origin
+        began = read_json(self.path / OLDER_FILE).get("digest") if origin is None else origin.data
+        if data.index.digest != began:
             raise InputError("data.path", str(data.folder), "is not the data this run began with (its tokens differ)")
-
-    def append(self, log: Path, entry: dict[str, Any]) -> None:
-        """Add a line to a log."""
-        with log.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(entry) + "\n")
 
     def read(self, log: Path) -> Iterator[dict[str, Any]]:
         """The entries of a log; what is no entry, such as a line that was cut off, is passed over."""
-        if log.is_file():
-            for line in log.read_text(encoding="utf-8", errors="replace").splitlines():
-                with suppress(json.JSONDecodeError):
-                    entry = json.loads(line)
-                    if isinstance(entry, dict) and isinstance(entry.get("step"), int):
-                        yield entry
+        return read_log(log)
 
-    def rewind(self, step: int) -> None:
-        """Forget metrics and events recorded after the checkpoint that the run goes on from."""
-        for log in (self.metrics, self.events, self.entropy):
-            if not log.is_file():
-                continue
-            kept = [json.dumps(entry) + "\n" for entry in self.read(log) if entry["step"] <= step]
-            write_atomically(log, "".join(kept))
+    def damages(self) -> list[str]:
+        """What is wrong with states of checkpoints, and with logs: they cannot be read, or are not what they were."""
+        state, refused = self._newest_state()
+        known = positions(state or {})
+        return [*refused, *(said for log in self.logs if (said := damage(log, known.get(log.name))))]
+
+    def write(self, name: str, text: str, out: Path | None = None) -> Path | None:
+        """Write a result beside the run's files, or into another folder; None if the run's own cannot be written."""
+        if out is not None:
+            out.mkdir(parents=True, exist_ok=True)
+        try:
+            write_atomically((out or self.path) / name, text)
+        except OSError as error:
+            if out is not None or error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+                raise
+            return None
+        return (out or self.path) / name
+
+    def set_aside(self) -> Path:
+        """Move logs, checkpoints, rewinds and results into a folder of their own, to begin anew; that folder."""
+        aside = aside_name(self.path / "before")
+        aside.mkdir()
+        results = (path for pattern in ("eval*.json", "audit.json") for path in self.path.glob(pattern))
+        for path in (*self.logs, self.checkpoints, self.path / REWINDS_FILE, *results):
+            if path.exists():
+                path.rename(aside / path.name)
+        flush(self.path)
+        return aside
+
+
+def _check_empty(path: Path) -> None:
+    """Refuse to begin a run where there is something, and say who is at work there if somebody is."""
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        check_free(path)
+        raise InputError("out", str(path), f"already holds something; take another folder, or: meristem resume {path}")
 
 
 @dataclass(frozen=True)
@@ -176,12 +244,16 @@ def load_run(
         if checkpoint is None:
             raise RunError(f"{folder.checkpoints}: holds no whole checkpoint yet")
     else:
-        names = {int(p.name.removeprefix("step-")): p for p in list_checkpoints(folder.checkpoints)}
+        names = {step_of(path): path for path in list_checkpoints(folder.checkpoints)}
         if step not in names:
-            raise InputError("step", step, f"has no checkpoint; there are {sorted(names)}")
+            raise InputError("step", step, f"has no checkpoint; there are [{listed(list(map(str, names)), 20)}]")
         checkpoint = load_checkpoint(names[step])
     place = choose_device(device)
-    model = build_model(Plan.from_dict(checkpoint.state["plan"]))
-    model.load_state_dict(checkpoint.model)
+    model = build_model(checkpoint.plan)
+    try:
+        model.load_state_dict(checkpoint.model)
+    except RuntimeError as error:
+        path = folder.checkpoints / checkpoint_name(checkpoint.step)
+        raise RunError(f"{path}: its weights do not fit its plan ({shortened(str(error))})") from error
     model.to(place).eval()
     return LoadedRun(folder, folder.config, model, checkpoint.step, place)

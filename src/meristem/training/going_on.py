@@ -1,0 +1,138 @@
+"""Going on with a run: what binds a checkpoint to it, its logs taken back, and the return from a divergence."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from meristem.errors import InputError, RunError, shown
+from meristem.files import write_atomically
+from meristem.ranks import from_first_rank
+from meristem.training.checkpoint import (
+    Checkpoint,
+    checkpoint_name,
+    list_checkpoints,
+    load_checkpoint,
+    load_newest,
+    load_state,
+    remove_checkpoint,
+    step_of,
+)
+from meristem.training.config import RESUMABLE, Config
+from meristem.training.distributed import Processes
+from meristem.training.divergence import REWINDS_FILE, Diverged, Rewind, batch_number
+from meristem.training.log import Log, positions, rewind_log
+from meristem.training.origin import ORIGIN_FILE
+from meristem.training.run import RunFolder
+
+Say = Callable[[str], None]
+
+
+def load_agreed(
+    folder: RunFolder, peers: Processes, say: Say, wanted: Callable[[Path], bool] = lambda path: True
+) -> Checkpoint | None:
+    """The newest whole checkpoint, chosen by the first process for all."""
+    chosen = load_newest(folder.checkpoints, say, wanted) if peers.first else None
+    step = from_first_rank(None if chosen is None else chosen.step)
+    return chosen if peers.first or step is None else load_checkpoint(folder.checkpoints / checkpoint_name(step))
+
+
+def binding(folder: RunFolder, config: Config) -> dict[str, Any]:
+    """What a checkpoint's state says of the run it belongs to: its origin, and the settings that may change."""
+    origin = folder.origin
+    settings = {key: config[key] for key in RESUMABLE}
+    return {"origin": None if origin is None else origin.digest, "settings": json.loads(json.dumps(settings))}
+
+
+def check_bound(folder: RunFolder, config: Config, checkpoint: Checkpoint | None, say: Say) -> None:
+    """Refuse to go on where a checkpoint is not of this run, or where there should be one; note changed settings."""
+    if checkpoint is None:
+        saved = [entry["step"] for entry in folder.read(folder.events) if entry.get("event") == "checkpoint"]
+        if saved:
+            raise RunError(
+                f"{folder.checkpoints}: holds no checkpoint, though one of step {saved[-1]} was written; bring it "
+                f"back, or begin anew with: meristem resume {folder.path} --from-start"
+            )
+        if any(folder.read(folder.metrics)):
+            say("no checkpoint had been written yet: beginning from the start")
+        return
+    state, path = checkpoint.state, folder.checkpoints / checkpoint_name(checkpoint.step)
+    origin, bound = folder.origin, state.get("origin")
+    if bound is None:
+        say(f"{path}: of an older version of Meristem, so nothing in it vouches for configuration and logs")
+    elif origin is None or origin.digest != bound:
+        raise RunError(f"{folder.path / ORIGIN_FILE}: is not that of the run that {path.name} belongs to")
+    if state.get("rewinds", 0) not in range(len(folder.rewinds) + 1):
+        raise RunError(f"{folder.path / REWINDS_FILE}: lacks rewinds that {path.name} knows; restore it from a copy")
+    now = binding(folder, config)["settings"]
+    settings = state.get("settings")
+    for key, before in settings.items() if isinstance(settings, dict) else ():
+        if key in now and now[key] != before:
+            say(f"{key} is {shown(now[key])} from here on; it was {shown(before)}")
+
+
+def restore_logs(folder: RunFolder, checkpoint: Checkpoint | None, say: Say) -> None:
+    """Take the logs back to a checkpoint, and add what a process that was killed had no time to write."""
+    step, state = (0, {}) if checkpoint is None else (checkpoint.step, checkpoint.state)
+    known = positions(state)
+    for log in folder.logs:
+        if said := rewind_log(log, step, known.get(log.name), ("checkpoint", "finished", "rewind")):
+            say(said)
+    told = list(folder.read(folder.events))
+    wanted: list[dict[str, Any]] = []
+    if checkpoint is not None:
+        wanted.append({"step": step, "event": "checkpoint", "path": checkpoint_name(step)})
+    wanted += [_rewind_event(rewind) for rewind in folder.rewinds if rewind.to_step <= step]
+    if step == folder.config.train.steps:
+        wanted.append({"step": step, "event": "finished"})
+    events = Log(folder.events)
+    for event in wanted:
+        if event not in told:
+            events.append(event)
+
+
+def go_back(folder: RunFolder, config: Config, diverged: Diverged, peers: Processes) -> Checkpoint | None:
+    """Return to the last good checkpoint, or to the start, if the configuration says so; otherwise stop there.
+
+    Later checkpoints, of which no finite update was seen, are removed. The batches since are passed over from now on.
+    """
+    good = load_agreed(folder, peers, lambda text: None, lambda path: _is_good(path, diverged.first))
+    step, rewinds = 0 if good is None else good.step, folder.rewinds
+    if config.train.on_divergence == "stop" or len(rewinds) >= config.train.max_rewinds:
+        found = "no checkpoint had been written yet"
+        if good is not None:
+            found = f"the last good checkpoint is {folder.checkpoints / checkpoint_name(step)}"
+        tried = f" after {len(rewinds)} rewinds" if rewinds else "; train.on_divergence = rewind would pass over them"
+        raise RunError(f"{diverged}{tried}; {found}") from None
+    first, last = (batch_number(update - 1, rewinds) for update in (diverged.first, diverged.last))
+    rewind = Rewind(diverged.last, step, first, last + 1)
+    peers.wait()  # until all have read the files
+    if peers.first:
+        for path in list_checkpoints(folder.checkpoints):
+            if step_of(path) > step:
+                remove_checkpoint(path)
+        content = {"rewinds": [entry.to_dict() for entry in (*rewinds, rewind)]}
+        write_atomically(folder.path / REWINDS_FILE, json.dumps(content, indent=1) + "\n")
+        restore_logs(folder, good, print)
+        print(f"{diverged}: back to step {step}, passing over batches {first} to {last}", flush=True)
+    peers.wait()
+    return good
+
+
+def _is_good(path: Path, first: int) -> bool:
+    """Whether an update, or held-out data, showed a checkpoint to be good before update `first` was not finite."""
+    if step_of(path) <= first - 2:
+        return True
+    try:
+        return step_of(path) == first - 1 and load_state(path).get("good") is True
+    except (RunError, InputError, OSError):
+        return False
+
+
+def _rewind_event(rewind: Rewind) -> dict[str, Any]:
+    return {
+        "step": rewind.to_step, "event": "rewind", "from_step": rewind.from_step,
+        "batches": [rewind.first, rewind.end],
+    }  # fmt: skip

@@ -1,0 +1,104 @@
+"""A report says what it can of damaged logs, and what it cannot; of a run that cannot be written it only prints."""
+
+from __future__ import annotations
+
+import errno
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from commands import Call
+from meristem import files
+from meristem.training.run import RunFolder
+from training.helpers import EAGER_HEADS, copy_run, prepared, trained
+
+GROWS: dict[str, dict[str, Any]] = {
+    "loops": {
+        "train__steps": 30, "growth__policy": "sgt", "growth__start": 5.0, "growth__window": 5.0,
+        "growth__observe": True, "growth__observe_every": 3, "growth__excluded": [],
+    },
+    "heads": {"train__steps": 30, **EAGER_HEADS},
+}  # fmt: skip
+VALUES: tuple[Any, ...] = (None, True, -1, 10**400, 3.5, "x", [], {}, [None], [[]], [[1, "y"]], {"layer": 7}, 1e308)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunFolder]:
+    folder = tmp_path_factory.mktemp("runs")
+    data = prepared(folder / "data")
+    return {name: trained(data, folder / name, **changes) for name, changes in GROWS.items()}
+
+
+def mutated(value: Any, draw: random.Random) -> Any:
+    """A JSON value with something in it exchanged or left out."""
+    if isinstance(value, dict) and value and draw.random() < 0.8:
+        name = draw.choice(list(value))
+        if draw.random() < 0.2:
+            return {key: entry for key, entry in value.items() if key != name}
+        return {**value, name: mutated(value[name], draw)}
+    if isinstance(value, list) and value and draw.random() < 0.7:
+        index = draw.randrange(len(value))
+        return [*value[:index], mutated(value[index], draw), *value[index + 1 :]]
+    return draw.choice(VALUES)
+
+
+@pytest.mark.parametrize("kind", GROWS)
+def test_damaged_lines_never_stop_a_report(kind: str, runs: dict[str, RunFolder], tmp_path: Path, call: Call) -> None:
+    run = copy_run(runs[kind], tmp_path / "run")
+    logs = {log: log.read_text().splitlines() for log in run.logs if log.is_file()}
+    draw = random.Random(0)
+    for _ in range(60):
+        for log, lines in logs.items():
+            changed = list(lines)
+            for _ in range(3):
+                index = draw.randrange(len(lines))
+                changed[index] = json.dumps(mutated(json.loads(lines[index]), draw))
+            log.write_text("\n".join(changed) + "\n")
+        said = call("report", run.path)
+        assert (said.code, said.err) == (0, "")
+        assert "warning: " in said.out
+        assert (run.path / "loss.svg").is_file()
+
+
+def test_a_whole_log_is_not_warned_of(runs: dict[str, RunFolder], call: Call) -> None:
+    for run in runs.values():
+        assert "warning" not in call("report", run.path).out
+
+
+@pytest.mark.parametrize("deep", ["[" * 100_000, '{"step":' * 100_000])
+def test_a_line_nested_too_deeply_is_passed_over(
+    deep: str, runs: dict[str, RunFolder], tmp_path: Path, call: Call
+) -> None:
+    run = copy_run(runs["loops"], tmp_path / "run")
+    with run.events.open("a") as file:
+        file.write(deep + "\n")
+    said = call("report", run.path)
+    assert said.code == 0
+    assert "events.jsonl: 1 line cannot be read" in said.out
+
+
+@pytest.mark.parametrize("verb", ["report", "eval"])
+def test_a_run_that_cannot_be_written_is_only_read(
+    verb: str, runs: dict[str, RunFolder], tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = copy_run(runs["loops"], tmp_path / "run")
+    before = {path: path.stat().st_mtime_ns for path in run.path.rglob("*")}
+    plain = files.write_atomically
+
+    def refuse(path: Path, text: str) -> None:  # root may write anywhere, so that a mode would not do
+        if run.path in path.parents:
+            raise OSError(errno.EROFS, "Read-only file system", str(path))
+        plain(path, text)
+
+    monkeypatch.setattr("meristem.training.run.write_atomically", refuse)
+    said = call(verb, run.path)
+    assert said.code == 0, said.err
+    assert f"{run.path} cannot be written to: nothing was saved (see --out)" in said.out
+    assert {path: path.stat().st_mtime_ns for path in run.path.rglob("*")} == before
+    said = call(verb, run.path, "--out", tmp_path / "elsewhere")
+    assert said.code == 0, said.err
+    assert (tmp_path / "elsewhere" / "loss.svg").is_file()
+    assert (tmp_path / "elsewhere" / "eval.json").is_file() == (verb == "eval")
