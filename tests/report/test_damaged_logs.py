@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import random
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 
 from commands import Call
 from meristem import files
+from meristem.report.run import draw_growth, draw_loss, run_text
 from meristem.training.run import RunFolder
 from training.helpers import EAGER_HEADS, copy_run, prepared, trained
 
@@ -61,6 +63,42 @@ def test_damaged_lines_never_stop_a_report(kind: str, runs: dict[str, RunFolder]
         assert (said.code, said.err) == (0, "")
         assert "warning: " in said.out
         assert (run.path / "loss.svg").is_file()
+
+
+def places(value: Any, begin: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The way to everything that stands in a JSON value; of a list only its first and last entry."""
+    inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, entry in inside:
+        if isinstance(value, dict) or key in (0, len(value) - 1):
+            yield (*begin, key)
+            yield from places(entry, (*begin, key))
+
+
+def exchanged(value: Any, place: tuple[Any, ...], new: Any) -> Any:
+    """A copy of a JSON value with a new entry at one place; without it where the new one is `places` itself."""
+    key, *rest = place
+    copy = value.copy()
+    if not rest and new is places:
+        copy.pop(key)
+    else:
+        copy[key] = exchanged(value[key], tuple(rest), new) if rest else new
+    return copy
+
+
+@pytest.mark.parametrize("kind", GROWS)
+def test_no_change_in_any_place_stops_a_report(kind: str, runs: dict[str, RunFolder], tmp_path: Path) -> None:
+    run = copy_run(runs[kind], tmp_path / "run")
+    for log in (log for log in run.logs if log.is_file()):
+        whole = log.read_text()
+        entries = [json.loads(line) for line in whole.splitlines()]
+        for entry in {(e.get("event"), e.get("action"), *e): e for e in entries}.values():
+            for place in places(entry):
+                lines = [json.dumps(exchanged(entry, place, new)) for new in (*VALUES, places)]
+                log.write_text(whole + "\n".join(lines) + "\n")
+                assert run_text(run.path)
+                assert draw_growth(run.path)
+                assert draw_loss(run.path)
+        log.write_text(whole)
 
 
 def test_a_whole_log_is_not_warned_of(runs: dict[str, RunFolder], call: Call) -> None:

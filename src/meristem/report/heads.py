@@ -268,7 +268,7 @@ def _demand_range(curves: Sequence[DemandCurve]) -> tuple[float, float]:
     """Powers of ten at the ends of the axis, which has room for all that is above its noise."""
     readings = [reading for curve in curves for reading in curve.readings]
     clear = [r.demand for r in readings if r.demand > max(0.0, r.noise)]
-    thresholds = [r.threshold for r in readings if math.isfinite(r.threshold)]
+    thresholds = [r.threshold for r in readings if 0 < r.threshold < math.inf]
     high = math.log10(1.5 * max([*clear, *thresholds], default=1.0))
     low = math.log10(min([value / 1.5 for value in clear] + [value / 3 for value in thresholds], default=0.1))
     return max(min(low, high - 1), high - DECADES), high

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from meristem.errors import InputError, shown
-from meristem.plan import Plan
+from meristem.plan import Gates, Plan
 
 LARGE = 1e30  # beyond it no number of a log is meant
 LOOP_ACTIONS = ("add", "fade", "deepen", "fix", "wait")
@@ -30,7 +30,7 @@ def sound_observations(entries: Iterable[Entry], plan: Plan, steps: int) -> list
 def sound_loop_growth(entries: Iterable[Entry], plan: Plan, steps: int) -> list[Entry]:
     """The growth lines of events.jsonl that tell of loops, and can be."""
     growth = (e for e in entries if e.get("event") == "growth" and _is_step(e, steps))
-    return [e for e in growth if _is_loop_growth(e, plan) and _has_loops(e, plan)]
+    return _in_order([e for e in growth if _is_loop_growth(e, plan) and _has_loops(e, plan)], plan)
 
 
 def sound_head_growth(entries: Iterable[Entry], plan: Plan, steps: int) -> list[Entry]:
@@ -57,7 +57,9 @@ def check_alike(name: str, value: Any, like: Any) -> None:
 
 
 def _is_loop_growth(entry: Entry, plan: Plan) -> bool:
-    layer, heads = entry.get("layer"), entry.get("heads")
+    if not {"layer", "heads", "passes"} <= entry.keys():
+        return False
+    layer, heads = entry["layer"], entry["heads"]
     grows = entry.get("action") in ("add", "fade", "deepen")
     if entry.get("action") not in LOOP_ACTIONS or (grows and (layer is None or not heads)):
         return False
@@ -67,11 +69,28 @@ def _is_loop_growth(entry: Entry, plan: Plan) -> bool:
         return False
     shortlist = entry.get("shortlist")
     return (
-        (entry.get("passes") is None or _is_index(entry["passes"], 1 << 10))
+        (entry["passes"] is None or _is_index(entry["passes"], 1 << 10))
         and isinstance(entry.get("rule"), str)
         and _is_list(shortlist, lambda value: _is_index(value, len(plan.layers)))
         and ("head_entropy" not in entry or _is_entropy(entry["head_entropy"], plan))
     )
+
+
+def _in_order(decisions: Iterable[Entry], plan: Plan) -> list[Entry]:
+    """The decisions of which each is one that can follow those before it: a layer's loop begins once, then deepens."""
+    believed: list[Entry] = []
+    loops: dict[int, tuple[list[int], int]] = {}  # the heads and passes that have grown so far, by layer
+    for decision in decisions:
+        layer, heads = decision["layer"], decision["heads"]
+        if decision["action"] in ("add", "deepen"):
+            former, passes = loops.get(layer, (heads, 0))
+            starts = decision["action"] == "add"
+            most = plan.gates or Gates(passes + 1, len(heads))
+            if starts != (passes == 0) or former != heads or passes == most.passes or len(heads) > most.heads:
+                continue
+            loops[layer] = (heads, passes + 1)
+        believed.append(decision)
+    return believed
 
 
 def _is_head_growth(entry: Entry, layers: int) -> bool:
