@@ -7,7 +7,7 @@ import torch
 from transformers import Trainer, TrainingArguments
 
 from meristem import Decoder, Grower, Plan, Sgt
-from meristem.hub import GrowthCallback
+from meristem.integrations import GrowthCallback
 
 STEPS = 120
 sources = sorted(Path(os.__file__).parent.glob("*.py"))

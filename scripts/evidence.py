@@ -26,14 +26,14 @@ import torch
 import torch._dynamo
 
 from meristem.comparison import paired_difference
+from meristem.config import Config, GrowthConfig, build_config, flatten, load_config
 from meristem.data import TokenData
-from meristem.evaluation import held_out_loss, held_out_windows
 from meristem.gauges import mean_distances
 from meristem.growth.outcome import expected_heads
 from meristem.model import Decoder
-from meristem.training.config import Config, GrowthConfig, build_config, flatten, load_config
+from meristem.runs.folder import LoadedRun, load_run
+from meristem.training.held_out import held_out_loss, held_out_windows
 from meristem.training.loop import train
-from meristem.training.run import LoadedRun, load_run
 
 KEPT = ("step", "action", "layer", "head", "heads", "passes", "shortlist", "layer_entropy")  # of a growth event
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"

@@ -27,13 +27,13 @@ import torch
 from meristem.growth import Incrt, Published
 from meristem.growth.criteria import Policy
 from meristem.growth.outcome import expected_heads
-from meristem.synthetic import Task, grow
-from meristem.synthetic.run import BATCH, RATE
+from meristem.synthetic import KnownTask, grow
+from meristem.synthetic.experiment import BATCH, RATE
 
 TASKS = {
-    **{f"teacher-{heads}": Task("teacher", heads) for heads in (1, 2, 4, 6, 8)},
-    "bag": Task("bag", 1),
-    "noise": Task("noise", 1),
+    **{f"teacher-{heads}": KnownTask("teacher", heads) for heads in (1, 2, 4, 6, 8)},
+    "bag": KnownTask("bag", 1),
+    "noise": KnownTask("noise", 1),
 }
 POLICIES: dict[str, Policy] = {
     "demand": Incrt(),  # a feed in 5 updates

@@ -5,11 +5,15 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
 
 from commands import Call, Said
+
+if TYPE_CHECKING:
+    from meristem.runs.folder import RunFolder
 
 # Parallel test processes share the cores; torch would start a thread per core in each, which then wait for one
 # another many times longer than they work. Set before torch is imported.
@@ -33,3 +37,29 @@ def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
         return Said(int(end.value.code or 0), *capsys.readouterr())
 
     return run
+
+
+@pytest.fixture(scope="session")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Prepared text, made once per test process."""
+    from training.helpers import prepared
+
+    return prepared(tmp_path_factory.mktemp("corpus"))
+
+
+@pytest.fixture(scope="session")
+def labelled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Prepared labelled rows, made once per test process."""
+    from training.helpers import prepared_labelled
+
+    folder = tmp_path_factory.mktemp("labelled") / "data"
+    prepared_labelled(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def whole(data: Path, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    """One uninterrupted run, never changed by a test: copy it."""
+    from training.helpers import trained
+
+    return trained(data, tmp_path_factory.mktemp("whole") / "run")

@@ -18,14 +18,14 @@ from torch import Tensor
 from commands import Call, Said
 from meristem import __version__
 from meristem.cli import main
+from meristem.config import build_config, load_config
 from meristem.gauges.entropy import EntropyGauge, HeadReadings, read_heads
 from meristem.growth import LoopHeads, RepeatBlock, grower
 from meristem.model import Decoder
 from meristem.plan import Plan
-from meristem.training.checkpoint import list_checkpoints
-from meristem.training.config import build_config, load_config
-from meristem.training.lock import run_lock
-from meristem.training.run import RunFolder
+from meristem.runs.checkpoint import list_checkpoints
+from meristem.runs.folder import RunFolder
+from meristem.runs.lock import run_lock
 from training.helpers import TINY, assert_equal_runs, copy_run, write_texts
 
 

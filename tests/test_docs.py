@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from meristem.cli import main
-from meristem.training.config import _known_keys, load_config
+from meristem.config import _known_keys, load_config
 
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -15,9 +15,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from meristem.cost import Cost, Flops
 from meristem.errors import InputError, RunError
 from meristem.growth.edits import LoopHeads, RepeatBlock
-from meristem.plan import Cost, Flops, Gates, LayerPlan, Loop, Plan, default_feed_forward
+from meristem.plan import Gates, LayerPlan, Loop, Plan, default_feed_forward
 
 SIZES: dict[str, dict[str, Any]] = {
     "small": {"layers": 12, "width": 768, "heads": 12},

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from meristem.config import Config, load_config
     from meristem.errors import InputError, RunError
     from meristem.evaluation.evaluate import evaluate_run
     from meristem.evaluation.evaluate_classifier import evaluate_classifier
@@ -13,16 +14,15 @@ if TYPE_CHECKING:
     from meristem.growth import BlockLoop, Grower, LoopHeads, Sgt
     from meristem.model import Classifier, Decoder, Sampling, generate, stream
     from meristem.plan import LayerPlan, Plan
-    from meristem.training.config import Config, load_config
+    from meristem.runs.folder import load_run
     from meristem.training.loop import resume, train
     from meristem.training.optimizer import parameter_groups
-    from meristem.training.run import load_run
 
 # Names come from their modules when they are first used, so that `meristem --help` need not wait for torch.
 _HOMES = {
     "BlockLoop": "meristem.growth",
     "Classifier": "meristem.model",
-    "Config": "meristem.training.config",
+    "Config": "meristem.config",
     "Decoder": "meristem.model",
     "EntropyGauge": "meristem.gauges",
     "Grower": "meristem.growth",
@@ -36,8 +36,8 @@ _HOMES = {
     "evaluate_classifier": "meristem.evaluation.evaluate_classifier",
     "evaluate_run": "meristem.evaluation.evaluate",
     "generate": "meristem.model",
-    "load_config": "meristem.training.config",
-    "load_run": "meristem.training.run",
+    "load_config": "meristem.config",
+    "load_run": "meristem.runs.folder",
     "parameter_groups": "meristem.training.optimizer",
     "resume": "meristem.training.loop",
     "stream": "meristem.model",

@@ -218,7 +218,7 @@ def _load_plan(path: Path) -> Plan:
 
     if not path.is_dir():
         return Plan.load(path)
-    from meristem.training.run import RunFolder
+    from meristem.runs.folder import RunFolder
 
     return RunFolder.open(path).newest_plan
 
@@ -349,7 +349,7 @@ def train_command(
     go_on: Annotated[bool, typer.Option("--continue", help="If the run is there already, resume it.")] = False,
 ) -> None:
     """Train a model. Any value of the configuration can be given here: --train.steps 100."""
-    from meristem.training.config import load_config
+    from meristem.config import load_config
     from meristem.training.loop import resume, train
 
     resolved = load_config(config, context.args)
@@ -366,9 +366,9 @@ def resume_command(
     ] = False,
 ) -> None:
     """Go on with a run from its newest whole checkpoint."""
-    from meristem.training.config import override
+    from meristem.config import override
+    from meristem.runs.folder import RunFolder
     from meristem.training.loop import resume
-    from meristem.training.run import RunFolder
 
     _finish(lambda: resume(run, override(RunFolder.open(run).config, context.args), from_start=from_start))
 
@@ -382,7 +382,7 @@ def _finish(train: Callable[[], Outcome]) -> None:
     except KeyboardInterrupt:  # at once: not even a save that is under way is waited for
         os._exit(128 + signal.SIGINT)
     if own_rank() == 0:
-        from meristem.report.run import draw_growth, draw_loss
+        from meristem.report.pictures import draw_growth, draw_loss
 
         draw_loss(outcome.folder)
         draw_growth(outcome.folder)
@@ -414,8 +414,8 @@ def eval_command(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
 ) -> None:
     """Held-out loss, perplexity and attention distance; of a classifier accuracy and F1. Draws pictures."""
-    from meristem.report.run import draw_growth, draw_loss, draw_structure
-    from meristem.training.run import RunFolder
+    from meristem.report.pictures import draw_growth, draw_loss, draw_structure
+    from meristem.runs.folder import RunFolder
 
     table = None if label_table is None else str(label_table.resolve())
     columns = {
@@ -442,7 +442,7 @@ def eval_command(
         text = classification_text(result)
     else:
         from meristem.evaluation.evaluate import evaluate_run
-        from meristem.report.run import evaluation_text
+        from meristem.report.pictures import evaluation_text
 
         result = evaluate_run(run, step=step, data=data, device=device, out=out, **of_windows)
         text, distances = evaluation_text(result), result.attention_distance
@@ -470,7 +470,7 @@ def report_command(
     out: Annotated[Path | None, typer.Option(help="Folder for the pictures; the run's own.")] = None,
 ) -> None:
     """What a run has done so far, from its files: what grew, when and why; draws loss.svg and growth.svg."""
-    from meristem.report.run import draw_growth, draw_loss, run_text
+    from meristem.report.pictures import draw_growth, draw_loss, run_text
 
     print(run_text(run))
     _print_pictures(run, [draw_loss(run, out), draw_growth(run, out)])
@@ -512,10 +512,10 @@ def generate_command(
 ) -> None:
     """Continue a prompt with a trained model; a single prompt is streamed."""
     from meristem.data import StreamDecoder
+    from meristem.devices import autocast
     from meristem.model import Sampling, generate, stream
     from meristem.model.generate import room
-    from meristem.training.devices import autocast
-    from meristem.training.run import load_run
+    from meristem.runs.folder import load_run
 
     sampling = Sampling(temperature, top_k, top_p, seed)
     for text in prompt:

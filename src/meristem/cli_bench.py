@@ -35,8 +35,8 @@ def bench_step(
 ) -> None:
     """Time of a whole training step (forward, backward, update), schedule by schedule, in one run."""
     from meristem.bench.step import compare_steps, results_text
+    from meristem.devices import choose_device
     from meristem.plan import Plan
-    from meristem.training.devices import choose_device
 
     place = choose_device(device)
     shape: dict[str, Any] = {
@@ -77,10 +77,10 @@ def bench_growth(
     out: Annotated[Path | None, typer.Option(help="Write the results as JSON.")] = None,
 ) -> None:
     """What growth costs: step time with loops, pauses at births, what is measured; in one run."""
-    from meristem.bench.growth import compare_growth, growth_text
-    from meristem.bench.heads import compare_heads, heads_text
+    from meristem.bench.heads_cost import compare_heads, heads_text
+    from meristem.bench.loops_cost import compare_growth, growth_text
+    from meristem.devices import choose_device
     from meristem.plan import Plan
-    from meristem.training.devices import choose_device
 
     if policy not in ("sgt", "incrt"):
         raise InputError("policy", policy, "must be sgt or incrt")
@@ -119,8 +119,8 @@ def bench_save(
 ) -> None:
     """How long a save holds up training, in the way of the updates and beside them; in one run."""
     from meristem.bench.save import compare_saves, saves_text
+    from meristem.devices import choose_device
     from meristem.plan import Plan
-    from meristem.training.devices import choose_device
 
     place = choose_device(device)
     plan = Plan.uniform(layers=layers, width=width, heads=heads, vocabulary=vocabulary, context=context)

@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 
 import meristem.training.loop  # noqa: F401  (imported once for all attempts)
-from meristem.training.checkpoint import list_checkpoints
+from meristem.runs.checkpoint import list_checkpoints
 
 from . import forks
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from meristem.training.config import Config
+from meristem.config import Config
 from training.helpers import EAGER_HEADS, TIMING
 
 # Seconds at most, with a checkpoint after every update, and evaluations.

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meristem.data import BadPlace, Document, corpus, find_files, read_documents, stdlib_files
+from meristem.data import BadPlace, Document, find_files, read_documents, stdlib_files
+from meristem.data.text import corpus
 from meristem.errors import InputError, RunError
 
 from .helpers import SHARED, TEXTS, needs_shared, write_jsonl

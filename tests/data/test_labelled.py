@@ -33,7 +33,7 @@ from meristem.data import (
     prepare_labelled,
     verify,
 )
-from meristem.data.pieces import RESERVED, UNKNOWN, learnt_vocabulary
+from meristem.data.labelled.pieces import RESERVED, UNKNOWN, learnt_vocabulary
 from meristem.errors import InputError, RunError
 
 from .helpers import SHARED, needs_shared, small_bpe

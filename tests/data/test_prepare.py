@@ -16,17 +16,17 @@ from commands import Call
 from meristem.data import (
     ByteTokenizer,
     Index,
-    Progress,
+    PreparationProgress,
     TokenData,
     Tokenizer,
-    corpus,
     held_out_warning,
     load_tokenizer,
     prepare,
     shown_progress,
     verify,
 )
-from meristem.data.shards import SPLITS, SplitName
+from meristem.data.text import corpus
+from meristem.data.text.shards import SPLITS, SplitName
 from meristem.errors import InputError, RunError
 
 from .helpers import SHARED, TEXTS, documents_in, needs_shared, shard_bytes, small_bpe, write_jsonl
@@ -70,7 +70,7 @@ def test_large_vocabularies_are_stored_in_four_bytes(tmp_path: Path) -> None:
 
 
 def test_workers_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    module = import_module("meristem.data.prepare")  # the package's own name for it is the function
+    module = import_module("meristem.data.text.prepare")  # the package's own name for it is the function
     monkeypatch.setattr(module, "CHUNK_CHARACTERS", 300)  # many chunks
     files = [write_jsonl(tmp_path / f"{i}.jsonl", [f"{i} {text}" for text in TEXTS]) for i in range(2)]
     tokenizer = small_bpe()
@@ -174,7 +174,7 @@ def test_nothing_left_is_an_error(tmp_path: Path) -> None:
 
 def test_preparing_again_returns_at_once(tmp_path: Path) -> None:
     path = write_jsonl(tmp_path / "a.jsonl", TEXTS)
-    reports: list[Progress] = []
+    reports: list[PreparationProgress] = []
     first = prepare([path], tmp_path / "out", tokenizer=BYTES, report=reports.append)
     assert reports[-1].done
     assert reports[-1].tokens == first.train.tokens + first.held_out.tokens
@@ -210,7 +210,7 @@ def test_foreign_folders_are_never_replaced(tmp_path: Path) -> None:
 
 
 def test_interruption_leaves_the_old_data(tmp_path: Path) -> None:
-    def interrupt(progress: Progress) -> None:
+    def interrupt(progress: PreparationProgress) -> None:
         raise KeyboardInterrupt
 
     path = write_jsonl(tmp_path / "a.jsonl", TEXTS)
@@ -271,7 +271,7 @@ def test_both_sides_of_a_single_text_have_a_character(text: str, held_out: float
 
 
 def test_equal_texts_are_all_cut_at_the_same_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(import_module("meristem.data.prepare"), "CHUNK_CHARACTERS", len(PLAY) + 1)
+    monkeypatch.setattr(import_module("meristem.data.text.prepare"), "CHUNK_CHARACTERS", len(PLAY) + 1)
     path = write_jsonl(tmp_path / "a.jsonl", [PLAY] * 5)
     made = [
         prepare([path], tmp_path / f"out{n}", tokenizer=small_bpe(), held_out=0.2, workers=n, shard_tokens=3000)

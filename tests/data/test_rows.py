@@ -18,9 +18,10 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meristem.data import corpus, rows
-from meristem.data.corpus import BadPlace
-from meristem.data.rows import Columns, Row, read_rows, row_files
+from meristem.data.labelled import rows
+from meristem.data.labelled.rows import Columns, Row, read_rows, row_files
+from meristem.data.text import corpus
+from meristem.data.text.corpus import BadPlace
 from meristem.errors import InputError, RunError
 
 # No half surrogates, which are not text, and no control characters but those that the format says it can hold.

@@ -27,14 +27,14 @@ from meristem.evaluation.audit_run import AUDIT_FILE, audit_run
 from meristem.evaluation.audit_text import audit_text, verdict
 from meristem.growth.edits import RemoveHead
 from meristem.growth.heads import head_of
-from meristem.growth.incrt import Incrt, IncrtState, LayerDemand, RelativeDemand
 from meristem.growth.measuring import head_moments, heads_read
+from meristem.growth.policies.incrt import Incrt, IncrtState, LayerDemand, RelativeDemand
 from meristem.growth.surgery import Model, remove_head
 from meristem.model import Classifier, Decoder
 from meristem.plan import LayerPlan, Loop, Plan
+from meristem.runs.folder import RunFolder
+from meristem.synthetic.known_tasks import SHARPNESS, KnownTask
 from meristem.synthetic.student import Student
-from meristem.synthetic.tasks import SHARPNESS, Task
-from meristem.training.run import RunFolder
 from training.helpers import copy_run, prepared, prepared_labelled, trained, write_texts
 
 # --- hand-made findings ----------------------------------------------------------------------------------------------
@@ -172,7 +172,7 @@ def test_intervals_of_any_confidence_equal_scipy() -> None:
 
 # --- models whose answer is known ------------------------------------------------------------------------------------
 
-TASK = Task("teacher", heads=2)
+TASK = KnownTask("teacher", heads=2)
 QUICK = AuditSettings(feeds=25, steps=100, rate=1e-2)
 DIM = 4
 
@@ -242,7 +242,7 @@ def test_a_missing_head_is_found() -> None:
 
 def test_noise_asks_for_nothing() -> None:
     """An untrained head writes nothing: the loss is that of the targets, and no head can lower it."""
-    model, noise = student([0]), Task("noise")
+    model, noise = student([0]), KnownTask("noise")
     with torch.no_grad():
         model.stack[0].attention.out.weight.zero_()
     held_out = [noise.batch(32, 10**6 + number) for number in range(4)]

@@ -15,12 +15,13 @@ from torch.nn.functional import cross_entropy
 from data.helpers import small_bpe
 from meristem.data import ByteTokenizer, TokenData, prepare
 from meristem.errors import InputError
-from meristem.evaluation import evaluate, held_out_loss, held_out_windows
+from meristem.evaluation import evaluate
 from meristem.evaluation.evaluate import EVALUATION_FILE, evaluate_run
 from meristem.model import Decoder
 from meristem.plan import Plan
-from meristem.report.run import draw_loss, draw_structure, evaluation_text
-from meristem.training.run import RunFolder, load_run
+from meristem.report.pictures import draw_loss, draw_structure, evaluation_text
+from meristem.runs.folder import RunFolder, load_run
+from meristem.training.held_out import held_out_loss, held_out_windows
 from model.helpers import causal_probabilities
 from training.helpers import CPU, copy_run, prepared, trained, write_texts
 

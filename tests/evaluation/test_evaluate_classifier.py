@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from meristem.errors import InputError, RunError
-from meristem.evaluation.classification import Scores
 from meristem.evaluation.evaluate import EVALUATION_FILE, evaluate_run
 from meristem.evaluation.evaluate_classifier import ClassEvaluation, evaluate_classifier
 from meristem.plan import Plan
 from meristem.report.classification import classification_text
-from meristem.training.run import RunFolder
+from meristem.runs.folder import RunFolder
+from meristem.training.classification import Scores
 from training.helpers import copy_run, metrics, prepared_labelled, trained, write_labelled
 
 

@@ -15,17 +15,18 @@ import torch._dynamo
 from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 
+from meristem.config import OptimizerConfig
 from meristem.errors import InputError
 from meristem.gauges.entropy import EntropyGauge, HeadReadings, read_heads
 from meristem.growth import BlockLoop, Grower, Incrt, LoopHeads, Sgt
 from meristem.growth import grower as grower_module
-from meristem.growth.average import Average
+from meristem.growth.ema import Ema
 from meristem.growth.grower import PROBED_SEQUENCES
 from meristem.model import Classifier, Decoder
 from meristem.model.transformer import Regions
 from meristem.plan import Loop, Plan
-from meristem.training.gradients import compiled_regions
-from meristem.training.optimizer import OptimizerConfig, make_optimizer
+from meristem.training.compilation import compiled_regions
+from meristem.training.optimizer import make_optimizer
 
 from .helpers import FOUR, VECTORS, Action, Entropies, listed, scripted, spread, tiny_plan, tokens_of
 
@@ -39,7 +40,7 @@ def grown_model(policy: Sgt, heads: list[int] | None = None, seed: int = 0) -> D
 
 @pytest.mark.parametrize("updates", [1, 2, 5, 16, 40])
 def test_sgt_oracle_8_average_of_a_constant(updates: int) -> None:
-    average, constant = Average(0.5), torch.tensor([0.3, 0.9, 1.0])
+    average, constant = Ema(0.5), torch.tensor([0.3, 0.9, 1.0])
     for _ in range(updates):
         average.add(constant)
     assert average.value is not None
@@ -52,7 +53,7 @@ def averages(values: Tensor, memory: int) -> tuple[Tensor, Tensor]:
     full = torch.zeros_like(values[0])
     for value in values:
         full = 0.5 * full + 0.5 * value
-    short = Average(0.5)
+    short = Ema(0.5)
     for value in values[-memory:]:
         short.add(value)
     return full, short.mean

@@ -23,7 +23,7 @@ from meristem.growth.measuring import Batches, look
 from meristem.growth.outcome import Growth
 from meristem.model import Decoder
 from meristem.plan import LayerPlan, Loop, Plan
-from meristem.synthetic import Student, Task
+from meristem.synthetic import KnownTask, Student
 
 EAGER: dict[str, Any] = {
     "feed_every": 1, "decide_every": 1, "calibration": 2, "cool_down": 1, "warm_up": 1, "certainty": -math.inf,
@@ -33,7 +33,7 @@ ASKING = DemandReading(certainty=9.0, slope=1.0, feeds=100)
 
 
 def grown(policy: Policy, steps: int, heads: int = 1, **shape: Any) -> tuple[Student, HeadGrowth, list[dict[str, Any]]]:
-    task, model = Task(heads=2, width=16, length=6), Student(16, 6, 4, heads, **shape)
+    task, model = KnownTask(heads=2, width=16, length=6), Student(16, 6, 4, heads, **shape)
     optimizer = torch.optim.Adam(model.parameters(), 1e-2)
     growth, events = HeadGrowth(model, optimizer, policy), []
     for step in range(steps):
@@ -47,10 +47,10 @@ def grown(policy: Policy, steps: int, heads: int = 1, **shape: Any) -> tuple[Stu
 
 def test_incrt_oracle_13_no_birth_changes_what_a_model_says() -> None:
     model, growth, _ = grown(Incrt(**EAGER, prune=False, max_heads=6), 2)
-    tokens, _ = Task(heads=2, width=16, length=6).batch(16, 99)
+    tokens, _ = KnownTask(heads=2, width=16, length=6).batch(16, 99)
     for step in range(3, 12):
         before, heads = model(tokens), model.plan.heads[0]
-        growth.step(*Task(heads=2, width=16, length=6).batch(16, step))
+        growth.step(*KnownTask(heads=2, width=16, length=6).batch(16, step))
         assert torch.equal(model(tokens), before)
         assert model.plan.heads[0] >= heads
     assert model.plan.heads[0] > 1
@@ -78,7 +78,7 @@ def test_incrt_oracle_13_a_birth_in_a_larger_layer_changes_no_bit_either(heads: 
 
 def test_incrt_oracle_15_a_duplicate_leaves_and_the_others_stand_in_for_it() -> None:
     """In a living model, weights and moments: what it says stays, the head is gone."""
-    task = Task(heads=2, width=16, length=6)
+    task = KnownTask(heads=2, width=16, length=6)
     model = Student(16, 6, 4, heads=3)
     attention = model.stack[0].attention
     with torch.no_grad():  # the last head reads what the first one does, and writes something else
@@ -116,7 +116,7 @@ def test_a_head_that_is_needed_is_spared() -> None:
 
 def on_trial(**settings: Any) -> tuple[Student, HeadGrowth]:
     """A student of two heads, of which its next step tries to do without one."""
-    task, model = Task(heads=2, width=16, length=6), Student(16, 6, 4, heads=2)
+    task, model = KnownTask(heads=2, width=16, length=6), Student(16, 6, 4, heads=2)
     trial = Pruning(grace=0, patience=1, redundant=1.0, **settings)
     growth = HeadGrowth(model, None, Incrt(**{**EAGER, "certainty": math.inf}, pruning=trial))
     for step in range(2):
@@ -133,7 +133,7 @@ def assert_unchanged(model: Student, before: dict[str, Tensor]) -> None:
 def test_a_trial_that_fails_leaves_no_trace_in_the_model() -> None:
     model, growth = on_trial()
     before = copy.deepcopy(model.state_dict())
-    tokens, _ = Task(heads=2, width=16, length=6).batch(16, 2)
+    tokens, _ = KnownTask(heads=2, width=16, length=6).batch(16, 2)
     (event,) = growth.step(tokens, model(tokens).detach()).events  # of which every head writes a part
     assert event["action"] == "spare"
     assert event["loss_with"] == 0 < event["loss_without"]
@@ -142,7 +142,7 @@ def test_a_trial_that_fails_leaves_no_trace_in_the_model() -> None:
 
 def test_a_trial_that_breaks_off_leaves_no_trace_in_the_model() -> None:
     """Also where the head would have gone: by then the others stand in for it."""
-    task = Task(heads=2, width=16, length=6)
+    task = KnownTask(heads=2, width=16, length=6)
     model, growth = on_trial(tolerance=1.0)
     before = copy.deepcopy(model.state_dict())
 
@@ -156,7 +156,7 @@ def test_a_trial_that_breaks_off_leaves_no_trace_in_the_model() -> None:
 
 
 def test_a_trial_is_on_fresh_batches_and_on_as_many_as_it_needs() -> None:
-    task = Task(heads=2, width=16, length=6)
+    task = KnownTask(heads=2, width=16, length=6)
     model, growth = on_trial(tolerance=1.0, sequences=24)
     batches = [task.batch(size, number) for number, size in enumerate((16, 8, 16), 10)]
 
@@ -172,7 +172,7 @@ def test_a_trial_is_on_fresh_batches_and_on_as_many_as_it_needs() -> None:
 
 
 def test_a_trial_is_on_the_present_batch_where_no_other_is_given() -> None:
-    batch = Task(heads=2, width=16, length=6).batch(16, 2)
+    batch = KnownTask(heads=2, width=16, length=6).batch(16, 2)
     model, growth = on_trial(tolerance=1.0)
     before = float(model.loss(*batch).detach())
     (event,) = growth.step(*batch).events
@@ -184,7 +184,7 @@ def test_a_trial_is_on_the_present_batch_where_no_other_is_given() -> None:
 def test_a_trial_on_nothing_is_refused() -> None:
     _, growth = on_trial(tolerance=1.0)
     with pytest.raises(InputError, match="fresh = 'no batch'"):
-        growth.step(*Task(heads=2, width=16, length=6).batch(16, 2), lambda: iter(()))
+        growth.step(*KnownTask(heads=2, width=16, length=6).batch(16, 2), lambda: iter(()))
 
 
 def test_the_threshold_doubles_where_a_head_that_was_born_leaves_and_only_there(
@@ -224,7 +224,7 @@ def test_an_event_has_the_standard_error_of_the_demand() -> None:
 def test_what_is_not_finite_is_not_taken_in(policy: Policy) -> None:
     _, growth, _ = grown(policy, 20)
     tensors = {name: tensor.clone() for name, tensor in growth.tensors().items()}
-    tokens, targets = Task(heads=2, width=16, length=6).batch(16, 50)
+    tokens, targets = KnownTask(heads=2, width=16, length=6).batch(16, 50)
     growth._feed(tokens, torch.full_like(targets, math.nan))
     for name, tensor in growth.tensors().items():
         assert torch.equal(tensor, tensors[name]), name
@@ -238,7 +238,7 @@ def test_random_births_measure_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     def no_loss(*arguments: Tensor, **named: Any) -> Tensor:
         raise AssertionError("nothing is to be measured")
 
-    task, model = Task(heads=2, width=16, length=6), Student(16, 6, 4)
+    task, model = KnownTask(heads=2, width=16, length=6), Student(16, 6, 4)
     growth = HeadGrowth(model, None, RandomBirths(3, last_birth=30, warm_up=1, decide_every=5))
     monkeypatch.setattr(model, "loss", no_loss)
     for step in range(30):
@@ -302,7 +302,7 @@ def test_an_optimizer_without_the_attention_is_refused(policy: Policy, name: str
 
 def test_calibration_sees_the_model_without_attention(monkeypatch: pytest.MonkeyPatch) -> None:
     """Incrt.md D5: losses and gradients while calibrating are those of a model whose attention writes nothing."""
-    task, model = Task(heads=2, width=16, length=6), Student(16, 6, 4, heads=2)
+    task, model = KnownTask(heads=2, width=16, length=6), Student(16, 6, 4, heads=2)
     growth = HeadGrowth(model, None, Incrt(**EAGER, prune=False))
     shown: list[Seen] = []
     monkeypatch.setattr(growth.criterion, "feed", shown.append)

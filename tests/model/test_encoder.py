@@ -256,7 +256,7 @@ def test_a_kernel_for_training_takes_the_mask(grouped: bool) -> None:
 
 @pytest.mark.slow
 def test_compiled_regions_give_the_same_gradients() -> None:
-    from meristem.training.gradients import compiled_regions
+    from meristem.training.compilation import compiled_regions
 
     plan = classifier_plan()
     model, tokens, labels = Classifier(plan), rows(plan, [16, 7, 12]), torch.tensor([0, 1, 2])

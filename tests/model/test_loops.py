@@ -31,7 +31,7 @@ from meristem.model.fused_loops import follow_heads, norm_project_heads
 from meristem.model.rotary import rotary_table
 from meristem.model.transformer import Regions
 from meristem.plan import Gates, LayerPlan, Loop, Plan
-from meristem.training.gradients import compiled_regions
+from meristem.training.compilation import compiled_regions
 
 from .helpers import (
     Recorder,

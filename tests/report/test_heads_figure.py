@@ -13,10 +13,10 @@ import pytest
 from commands import Call
 from meristem.data import prepare_labelled
 from meristem.report.head_history import HINT, HeadHistory
-from meristem.report.heads import COLOURS, GUIDE, SHOWN, heads_svg
-from meristem.report.run import draw_growth, draw_loss, read_head_history
+from meristem.report.heads_figure import COLOURS, GUIDE, SHOWN, heads_svg
+from meristem.report.pictures import draw_growth, draw_loss, read_head_history
 from meristem.report.svg import BACKGROUND, BLUE, INK, ORANGE, apart, band, log_ticks
-from meristem.training.run import RunFolder
+from meristem.runs.folder import RunFolder
 from report.helpers import SVG, Element, assert_labels_are_inside_and_apart, number, parsed, texts
 from training.helpers import EAGER_HEADS, prepared, trained
 

@@ -15,9 +15,9 @@ from rich.console import Console
 from commands import Call
 from meristem.growth import Incrt, Published
 from meristem.report.head_history import HeadHistory
-from meristem.synthetic import Outcome
+from meristem.synthetic import Found
 from meristem.synthetic.demo import Demo, verdict
-from meristem.synthetic.view import BAR, Live, Standing, table
+from meristem.synthetic.view import BAR, LiveView, Standing, table
 from report.helpers import SVG, assert_labels_are_inside_and_apart, number, parsed, texts
 
 
@@ -140,7 +140,7 @@ def measured(predicted: int | None) -> HeadHistory:
 
 def test_verdicts() -> None:
     def told(demo: Demo, heads: int, predicted: int | None = 4) -> str:
-        return verdict(demo, Outcome(demo.teacher, heads, 0.5, []), measured(predicted))
+        return verdict(demo, Found(demo.teacher, heads, 0.5, []), measured(predicted))
 
     loss = "Loss 0.5, where an answer of zero has 1."
     found = "The task needs 4 heads; the model found"
@@ -191,7 +191,7 @@ def test_the_live_rows_of_what_is_small_or_not_known() -> None:
 
 def test_notes_scroll_above_the_live_rows() -> None:
     console = Console(file=StringIO(), width=100, force_terminal=True)
-    with Live(console) as view:
+    with LiveView(console) as view:
         view.note("step 5: [a head] is born")
         view.show(standing(0.5))
     written = console.file.getvalue()  # type: ignore[attr-defined]

@@ -10,7 +10,7 @@ from meristem.growth.edits import AddHead
 from meristem.growth.heads import empty_head
 from meristem.growth.surgery import add_head
 from meristem.model.block import Pass
-from meristem.synthetic import Student, Task
+from meristem.synthetic import KnownTask, Student
 
 
 def plain(student: Student, tokens: Tensor) -> Tensor:
@@ -28,13 +28,13 @@ def plain(student: Student, tokens: Tensor) -> Tensor:
 @pytest.mark.parametrize("heads", [1, 3])
 def test_what_the_heads_write_is_plain_attention(heads: int) -> None:
     student = Student(32, 16, 4, heads, seed=2).double()
-    tokens = Task().batch(5, 0)[0].double()
+    tokens = KnownTask().batch(5, 0)[0].double()
     torch.testing.assert_close(student(tokens), plain(student, tokens), rtol=1e-10, atol=1e-12)
 
 
 def test_tokens_have_no_order() -> None:
     student = Student(32, 16, 4, 2).double()
-    tokens = Task().batch(2, 0)[0].double()
+    tokens = KnownTask().batch(2, 0)[0].double()
     order = torch.randperm(16, generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(student(tokens[:, order]), student(tokens)[:, order], rtol=1e-10, atol=1e-12)
     assert student.allowed(tokens).all()
@@ -43,7 +43,7 @@ def test_tokens_have_no_order() -> None:
 
 def test_the_loss_of_an_answer_of_zero_is_the_size_of_the_targets() -> None:
     student = Student(32, 16, 4)
-    tokens, targets = Task().batch(6, 0)
+    tokens, targets = KnownTask().batch(6, 0)
     with torch.no_grad():
         student.stack[0].attention.out.weight.zero_()
         loss = float(student.loss(tokens, targets))
@@ -58,7 +58,7 @@ def test_the_seed_says_which_student() -> None:
 
 def test_a_watch_sees_what_is_read_and_written() -> None:
     student = Student(32, 16, 4, 2)
-    tokens, targets = Task().batch(3, 0)
+    tokens, targets = KnownTask().batch(3, 0)
     seen: list[Pass] = []
     student.loss(tokens, targets, watch=lambda layer, number, one: seen.append(one))
     (only,) = seen
@@ -68,7 +68,7 @@ def test_a_watch_sees_what_is_read_and_written() -> None:
 
 def test_a_birth_changes_nothing_yet() -> None:
     student = Student(32, 16, 4, 2)
-    tokens = Task().batch(3, 0)[0]
+    tokens = KnownTask().batch(3, 0)[0]
     before = student(tokens)
     attention = student.stack[0].attention
     blank = empty_head(attention.layer, attention.qkv.weight.detach(), attention.out.weight.detach())

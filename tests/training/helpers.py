@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from meristem.config import Config, build_config
 from meristem.data import ByteTokenizer, LabelledIndex, prepare, prepare_labelled
-from meristem.training.checkpoint import list_checkpoints, load_checkpoint, step_of
-from meristem.training.config import Config, build_config
+from meristem.runs.checkpoint import list_checkpoints, load_checkpoint, step_of
+from meristem.runs.folder import RunFolder
 from meristem.training.loop import train
-from meristem.training.run import RunFolder
 
 CPU = torch.device("cpu")
 STEPS = 12

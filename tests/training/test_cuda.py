@@ -12,11 +12,12 @@ from torch import Tensor
 
 from meristem.model import Decoder
 from meristem.plan import Plan
-from meristem.training import saver
-from meristem.training.checkpoint import Snapshot, list_checkpoints, load_checkpoint, snapshot, write_checkpoint
-from meristem.training.gradients import Gradients, _Graph
+from meristem.runs import saver
+from meristem.runs.checkpoint import Snapshot, list_checkpoints, load_checkpoint, snapshot, write_checkpoint
+from meristem.runs.folder import RunFolder
+from meristem.training.cuda_graph import RecordedStep
+from meristem.training.gradients import Gradients
 from meristem.training.loop import resume
-from meristem.training.run import RunFolder
 
 from .helpers import copy_run, metrics, trained
 
@@ -70,12 +71,12 @@ GROWING: dict[str, Any] = {
 def test_a_run_that_grows_is_recorded_again_after_each_birth(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    recorded: list[_Graph] = []
+    recorded: list[RecordedStep] = []
     updates: list[int] = []  # done when a recording was made
-    record, call = _Graph._record, Gradients.__call__
+    record, call = RecordedStep._record, Gradients.__call__
     done = 0
 
-    def noted(graph: _Graph, *arguments: Any) -> None:
+    def noted(graph: RecordedStep, *arguments: Any) -> None:
         recorded.append(graph)
         updates.append(done)
         record(graph, *arguments)
@@ -86,8 +87,8 @@ def test_a_run_that_grows_is_recorded_again_after_each_birth(
         done += 1
         return loss
 
-    monkeypatch.setattr(_Graph, "REST", 2)
-    monkeypatch.setattr(_Graph, "_record", noted)
+    monkeypatch.setattr(RecordedStep, "REST", 2)
+    monkeypatch.setattr(RecordedStep, "_record", noted)
     monkeypatch.setattr(Gradients, "__call__", counted)
     compiled = trained(data, tmp_path / "compiled", **GROWING)
     assert updates == [0, 3, 7]
@@ -121,7 +122,7 @@ def test_graphs_are_recorded_while_checkpoints_are_written(
         return write_checkpoint(folder, taken)
 
     monkeypatch.setattr(saver, "write_checkpoint", slow)
-    monkeypatch.setattr(_Graph, "REST", 0)
+    monkeypatch.setattr(RecordedStep, "REST", 0)
     wanted = {**GROWING, "checkpoint__every": 1, "checkpoint__keep": 100, "eval__every": 0}
     run = trained(data, tmp_path / "run", **wanted)
     monkeypatch.undo()

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from meristem.growth.wording import describe_structure
 from meristem.plan import Plan
-from meristem.training.display import Lines, Live, describe_structure
+from meristem.training.display import Lines, Live
 
 PLAN = Plan.prism(layers=24, width=1536, heads=16)
 LONG: dict[str, Any] = {

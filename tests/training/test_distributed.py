@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from meristem.training.checkpoint import list_checkpoints, load_checkpoint
+from meristem.runs.checkpoint import list_checkpoints, load_checkpoint
+from meristem.runs.folder import RunFolder
 from meristem.training.loop import resume
-from meristem.training.run import RunFolder
 
 from .helpers import STEPS, copy_run, environment, final_tensors, metrics, start, tiny_config, trained
 from .test_interruptions import wait_for_lines

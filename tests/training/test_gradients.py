@@ -8,14 +8,15 @@ from torch import Tensor
 
 from meristem.model import Decoder
 from meristem.plan import Plan
-from meristem.training.gradients import Gradients, _Graph
+from meristem.training.cuda_graph import RecordedStep
+from meristem.training.gradients import Gradients
 
 from .helpers import CPU
 
 PLAN = Plan.from_heads([2, 2], width=16, vocabulary=23, context=8)
 
 
-class Tape(_Graph):
+class Tape(RecordedStep):
     """Notes recordings and replays, and computes as usual."""
 
     REST = 2

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from meristem.training.checkpoint import list_checkpoints, load_checkpoint
+from meristem.runs.checkpoint import list_checkpoints, load_checkpoint
+from meristem.runs.folder import RunFolder
 from meristem.training.loop import resume
-from meristem.training.run import RunFolder
 from meristem.training.signals import BROKEN_PIPE, STOPS
 
 from .helpers import assert_equal_runs, events, saves, start, tiny_config, trained

@@ -15,15 +15,15 @@ from torch import Tensor
 
 from meristem.data import TokenData, batch
 from meristem.errors import InputError, RunError
-from meristem.evaluation.held_out import held_out_windows
 from meristem.model import Decoder
+from meristem.runs.checkpoint import list_checkpoints, load_checkpoint, step_of
+from meristem.runs.folder import RunFolder, load_run
 from meristem.training import loop, tasks
-from meristem.training.checkpoint import list_checkpoints, load_checkpoint, step_of
 from meristem.training.distributed import Processes
 from meristem.training.gradients import Gradients
+from meristem.training.held_out import held_out_windows
 from meristem.training.loop import resume, train
 from meristem.training.optimizer import guarded_update, learning_rate
-from meristem.training.run import RunFolder, load_run
 
 from .helpers import CPU, STEPS, assert_equal_runs, events, final_tensors, metrics, tiny_config, trained
 

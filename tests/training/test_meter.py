@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from meristem.evaluation.held_out import held_out_loss
+from meristem.runs.checkpoint import Snapshot, snapshot
+from meristem.runs.folder import RunFolder
 from meristem.training import loop, tasks
-from meristem.training.checkpoint import Snapshot, snapshot
-from meristem.training.meter import Clock, Reading, Readings
+from meristem.training.held_out import held_out_loss
+from meristem.training.meter import Clock, Readings, StepReading
 from meristem.training.optimizer import guarded_update
-from meristem.training.run import RunFolder
 
 from .helpers import trained
 
@@ -106,7 +106,7 @@ def test_readings_come_one_step_later() -> None:
     readings = Readings()
     assert readings.flush() is None
     assert readings.push(1, torch.tensor([2.5, 1.0, 0.0, 0.0])) is None
-    assert readings.push(2, torch.tensor([1.5, 0.5, 1.0, 0.0])) == Reading(1, 2.5, 1.0, skipped=False, stop=False)
-    assert readings.push(3, torch.tensor([0.5, 0.25, 0.0, 0.5])) == Reading(2, 1.5, 0.5, skipped=True, stop=False)
-    assert readings.flush() == Reading(3, 0.5, 0.25, skipped=False, stop=True)
+    assert readings.push(2, torch.tensor([1.5, 0.5, 1.0, 0.0])) == StepReading(1, 2.5, 1.0, skipped=False, stop=False)
+    assert readings.push(3, torch.tensor([0.5, 0.25, 0.0, 0.5])) == StepReading(2, 1.5, 0.5, skipped=True, stop=False)
+    assert readings.flush() == StepReading(3, 0.5, 0.25, skipped=False, stop=True)
     assert readings.flush() is None

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 import meristem
+from meristem.config import OptimizerConfig
 from meristem.growth import Sgt
 from meristem.model import Decoder
 from meristem.plan import Plan
 from meristem.training.gradients import Gradients
 from meristem.training.optimizer import (
-    OptimizerConfig,
     gradient_norm,
     guarded_update,
     learning_rate,

@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 
+from meristem.config import override
 from meristem.errors import InputError, RunError
+from meristem.runs.checkpoint import MANIFEST, list_checkpoints
+from meristem.runs.folder import RunFolder
 from meristem.training import loop
-from meristem.training.checkpoint import MANIFEST, list_checkpoints
-from meristem.training.config import override
 from meristem.training.loop import resume, train
 from meristem.training.optimizer import guarded_update
-from meristem.training.run import RunFolder
 
 from .helpers import STEPS, assert_equal_runs, copy_run, events, prepared, saves, tiny_config, trained
 

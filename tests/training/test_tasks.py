@@ -18,9 +18,9 @@ from torch.nn.functional import cross_entropy
 from meristem.data import LabelledData, TokenData
 from meristem.errors import InputError
 from meristem.model import Classifier
-from meristem.training.checkpoint import list_checkpoints, load_checkpoint
+from meristem.runs.checkpoint import list_checkpoints, load_checkpoint
+from meristem.runs.folder import RunFolder, load_run
 from meristem.training.loop import resume, train
-from meristem.training.run import RunFolder, load_run
 from meristem.training.tasks import ClassificationTask, LanguageTask, initial_plan, make_task
 
 from .helpers import (

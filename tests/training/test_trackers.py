@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
+from meristem.config import TRACKERS
 from meristem.errors import InputError, RunError
-from meristem.training.run import RunFolder
-from meristem.training.trackers import TRACKERS, check_trackers, make_trackers
+from meristem.runs.folder import RunFolder
+from meristem.training.trackers import check_trackers, make_trackers
 
 from .helpers import trained
 

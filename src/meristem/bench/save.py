@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from meristem.bench.step import TrainingStep, check_minimums, random_batches, wait
+from meristem.devices import describe_device
 from meristem.plan import Plan
-from meristem.training.checkpoint import snapshot, write_checkpoint
-from meristem.training.devices import describe_device
+from meristem.runs.checkpoint import snapshot, write_checkpoint
+from meristem.runs.saver import Saver
 from meristem.training.meter import Readings
-from meristem.training.saver import Saver
 
 WARMUP, TIMED = 10, 60  # updates
 

@@ -20,14 +20,15 @@ from torch import Tensor, nn
 from torch._dynamo.eval_frame import _debug_get_cache_entry_list
 from torch._inductor.utils import fresh_cache
 
+from meristem.config import OptimizerConfig
+from meristem.devices import autocast, compute_dtype, describe_device, peak_flops
 from meristem.errors import InputError, RunError
 from meristem.limits import check_integer
 from meristem.model import Classifier, Decoder
 from meristem.model.transformer import Regions
 from meristem.plan import Plan
-from meristem.training.devices import autocast, compute_dtype, describe_device, peak_flops
 from meristem.training.gradients import Gradients
-from meristem.training.optimizer import OptimizerConfig, guarded_update, make_optimizer
+from meristem.training.optimizer import guarded_update, make_optimizer
 
 Step = Callable[[Tensor, Tensor], Tensor]  # tokens (B, T) and labels in, loss out; includes the optimizer's update
 

@@ -1,16 +1,16 @@
 """Data: files to token shards or labelled rows (`prepare`, `prepare_labelled`), and these to batches."""
 
-from meristem.data.corpus import BadPlace, Document, find_files, read_documents, stdlib_files
 from meristem.data.folder import open_data, verify
-from meristem.data.labelled import Findings, LabelledData, LabelledIndex, LabelledRows
-from meristem.data.pieces import Cut
-from meristem.data.prepare import held_out_warning, prepare
-from meristem.data.prepare_labelled import default_cut, findings_text, findings_warnings, prepare_labelled
-from meristem.data.progress import Progress, shown_progress
-from meristem.data.recipe import Recipe
-from meristem.data.rows import Columns, read_rows
+from meristem.data.labelled.labelled_data import Findings, LabelledData, LabelledIndex, LabelledRows
+from meristem.data.labelled.pieces import Cut
+from meristem.data.labelled.prepare_labelled import default_cut, findings_text, findings_warnings, prepare_labelled
+from meristem.data.labelled.recipe import Recipe
+from meristem.data.labelled.rows import Columns, read_rows
+from meristem.data.progress import PreparationProgress, shown_progress
 from meristem.data.sampler import RowSampler, Sampler, batch, evaluation_windows, padded_length, row_batch
-from meristem.data.shards import Index, Shard, Split, TokenData, TokenizerFacts, TokenStream
+from meristem.data.text.corpus import BadPlace, Document, find_files, read_documents, stdlib_files
+from meristem.data.text.prepare import held_out_warning, prepare
+from meristem.data.text.shards import Index, Shard, Split, TokenData, TokenizerFacts, TokenStream
 from meristem.data.tokenizer import (
     ByteTokenizer,
     HfTokenizer,
@@ -32,7 +32,7 @@ __all__ = [
     "LabelledData",
     "LabelledIndex",
     "LabelledRows",
-    "Progress",
+    "PreparationProgress",
     "Recipe",
     "RowSampler",
     "Sampler",

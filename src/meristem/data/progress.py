@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from meristem.data.corpus import BadPlace
+from meristem.data.text.corpus import BadPlace
 
 LINE_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
-class Progress:
+class PreparationProgress:
     """Bytes of input read so far and in all, what came of them, and the places skipped since last time."""
 
     read: int
@@ -29,7 +29,7 @@ class Progress:
         return f"{share:.0%} of {self.size / 1e6:,.1f} MB, {self.documents:,} documents, {self.tokens:,} tokens"
 
 
-Report = Callable[[Progress], None]
+Report = Callable[[PreparationProgress], None]
 
 
 @contextmanager
@@ -45,7 +45,7 @@ def shown_progress() -> Iterator[Report]:
 def _lines() -> Report:
     last = time.monotonic()
 
-    def report(progress: Progress) -> None:
+    def report(progress: PreparationProgress) -> None:
         nonlocal last
         for place in progress.bad:
             print(f"skipped {place}", flush=True)
@@ -64,7 +64,7 @@ def _bar() -> Iterator[Report]:
     with Bar(BarColumn(), TextColumn("{task.description}"), TimeRemainingColumn()) as bar:
         task = bar.add_task("", total=None)
 
-        def report(progress: Progress) -> None:
+        def report(progress: PreparationProgress) -> None:
             for place in progress.bad:
                 bar.console.print(f"skipped {place}", markup=False, highlight=False)
             bar.update(task, total=progress.size, completed=progress.read, description=str(progress))

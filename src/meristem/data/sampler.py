@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from meristem.data.labelled import LabelledRows
-from meristem.data.shards import TokenStream
+from meristem.data.labelled.labelled_data import LabelledRows
+from meristem.data.text.shards import TokenStream
 from meristem.errors import InputError
 
 ROUNDS = 8  # four suffice for large domains; more mix small ones better and cost nothing here

@@ -11,8 +11,8 @@ from typing import Any, Literal
 
 from meristem.comparison import PairedDifference
 from meristem.errors import InputError
-from meristem.growth.incrt import RelativeDemand
-from meristem.growth.pruning import Pruning
+from meristem.growth.policies.incrt import RelativeDemand
+from meristem.growth.policies.pruning import Pruning
 from meristem.limits import check_integer
 from meristem.records import finite
 

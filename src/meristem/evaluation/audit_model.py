@@ -19,8 +19,8 @@ from meristem.gauges.demand import DemandGauge
 from meristem.growth.criteria import gauge_place
 from meristem.growth.edits import AddHead
 from meristem.growth.heads import insert_head, newborn_head, with_head
-from meristem.growth.incrt import Incrt, IncrtState, RelativeDemand
 from meristem.growth.measuring import Batch, Batches, head_moments, heads_read, look, silenced
+from meristem.growth.policies.incrt import Incrt, IncrtState, RelativeDemand
 from meristem.growth.surgery import Model, add_head
 from meristem.model import Classifier, Decoder
 from meristem.plan import LayerPlan

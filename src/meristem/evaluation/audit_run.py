@@ -14,20 +14,20 @@ import numpy as np
 import torch
 
 from meristem.data import LabelledData, TokenData, open_data, padded_length
+from meristem.devices import autocast, describe_device
 from meristem.errors import InputError
 from meristem.evaluation.audit import Audit, AuditSettings
 from meristem.evaluation.audit_model import Report, Training, audit_model
 from meristem.evaluation.audit_text import audit_text, verdict
-from meristem.evaluation.classification import spread_rows
-from meristem.evaluation.held_out import held_out_windows
-from meristem.growth.incrt import Incrt, IncrtState
 from meristem.growth.measuring import Batch, Batches
 from meristem.growth.outcome import expected_heads
+from meristem.growth.policies.incrt import Incrt, IncrtState
 from meristem.model import Classifier
-from meristem.training.checkpoint import checkpoint_name, load_state
-from meristem.training.devices import autocast, describe_device
-from meristem.training.entries import sound_head_growth
-from meristem.training.run import LoadedRun, load_run
+from meristem.runs.checkpoint import checkpoint_name, load_state
+from meristem.runs.entries import sound_head_growth
+from meristem.runs.folder import LoadedRun, load_run
+from meristem.training.classification import spread_rows
+from meristem.training.held_out import held_out_windows
 from meristem.training.tasks import class_weights, make_task
 
 AUDIT_FILE = "audit.json"

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from meristem.data import TokenData, open_data
+from meristem.devices import describe_device
 from meristem.errors import InputError
-from meristem.evaluation.held_out import held_out_loss, held_out_windows
 from meristem.gauges import mean_distances
 from meristem.plan import Plan
 from meristem.records import finite
-from meristem.training.devices import describe_device
-from meristem.training.run import load_run
+from meristem.runs.folder import load_run
+from meristem.training.held_out import held_out_loss, held_out_windows
 
 EVALUATION_FILE = "eval.json"
 

@@ -13,16 +13,16 @@ from typing import Any
 import numpy as np
 
 from meristem.data import BadPlace, Columns, LabelledData, LabelledRows, Recipe, open_data, read_rows
-from meristem.data.pieces import UNKNOWN
-from meristem.data.prepare import check_on_error, refusal
-from meristem.data.rows import row_files
+from meristem.data.labelled.pieces import UNKNOWN
+from meristem.data.labelled.rows import row_files
+from meristem.data.text.prepare import check_on_error, refusal
+from meristem.devices import describe_device
 from meristem.errors import InputError, RunError
-from meristem.evaluation.classification import Scores, classify
 from meristem.evaluation.evaluate import result_file
 from meristem.plan import Plan
 from meristem.records import finite
-from meristem.training.devices import describe_device
-from meristem.training.run import load_run
+from meristem.runs.folder import load_run
+from meristem.training.classification import Scores, classify
 from meristem.wording import listed
 
 OTHER_LABELS = ("count", "refuse")

@@ -13,8 +13,8 @@ from torch import Tensor
 from meristem.gauges.demand import DemandGauge, DemandReading
 from meristem.gauges.energy import EnergyGauge, Projections, projections
 from meristem.growth.heads import fewest_heads
-from meristem.growth.incrt import Incrt, IncrtState, RelativeDemand
-from meristem.growth.published import Published, PublishedState, RandomBirths, RandomState
+from meristem.growth.policies.incrt import Incrt, IncrtState, RelativeDemand
+from meristem.growth.policies.published import Published, PublishedState, RandomBirths, RandomState
 from meristem.growth.surgery import Model
 from meristem.ranks import from_first_rank, mean_over_ranks
 

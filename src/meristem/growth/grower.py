@@ -13,12 +13,12 @@ from torch import Tensor
 
 from meristem.errors import InputError
 from meristem.gauges.entropy import EntropyGauge, HeadReadings, as_decoder, read_heads
-from meristem.growth.average import Average
 from meristem.growth.criteria import Policy
 from meristem.growth.edits import LoopHeads
+from meristem.growth.ema import Ema
 from meristem.growth.head_growth import Fresh, HeadGrowth, check_held
 from meristem.growth.outcome import Growth, check_rule
-from meristem.growth.sgt import Sgt, SgtState
+from meristem.growth.policies.sgt import Sgt, SgtState
 from meristem.model import Transformer
 from meristem.ranks import from_first_rank, mean_over_ranks, require_equal, some_of, sum_over_ranks
 from meristem.records import finite
@@ -57,7 +57,7 @@ class Grower:
         self.model, self.policy, self.gauge, self.observe_every = model, policy, gauge, observe_every
         self.done = 0
         self.state = SgtState()
-        self.average = Average(0.0 if policy is None else policy.beta)
+        self.average = Ema(0.0 if policy is None else policy.beta)
 
     def step(self, tokens: Tensor, labels: Tensor | None = None, fresh: Fresh | None = None) -> Growth:
         """Measure and grow, when either is due, after an update on tokens (B, T), this process's share of the batch.
@@ -136,7 +136,7 @@ class Grower:
         entropies = self._by_layer(self.average.mean)
         before = self._loop_facts(readings)
         decision = from_first_rank(policy.decide(self.state, self.done, entropies))
-        self.state, self.average = decision.state, Average(policy.beta)
+        self.state, self.average = decision.state, Ema(policy.beta)
         grown = next((g for g in self.state.grown if g.layer == decision.layer), None)
         return {
             "event": "growth",
@@ -210,7 +210,7 @@ class Grower:
         weight = self.model.embedding.weight
         wide = torch.float64 if weight.dtype == torch.float64 else torch.float32
         tensor = None if value is None else torch.tensor(value, dtype=wide, device=weight.device)
-        self.average = Average(self.average.beta, tensor, data["average"]["count"])
+        self.average = Ema(self.average.beta, tensor, data["average"]["count"])
         if self.policy is not None:
             self.model.restructure(self.model.plan.bare)
             self._apply(self.policy)

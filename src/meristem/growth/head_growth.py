@@ -15,10 +15,10 @@ from meristem.gauges.redundancy import HeadMoments
 from meristem.growth.criteria import Decision, HeadsRead, Policy, gauge_place, make_criterion, with_prefix
 from meristem.growth.edits import AddHead, RemoveHead
 from meristem.growth.heads import fewest_heads, newborn_head, with_head
-from meristem.growth.incrt import Incrt
 from meristem.growth.measuring import Batches, head_moments, heads_read, look, silenced
 from meristem.growth.outcome import Growth, check_rule
-from meristem.growth.pruning import Pruning, PruningState
+from meristem.growth.policies.incrt import Incrt
+from meristem.growth.policies.pruning import Pruning, PruningState
 from meristem.growth.surgery import Model, add_head, remove_head
 from meristem.plan import Plan
 from meristem.ranks import from_first_rank, mean_over_ranks, require_equal, sum_over_ranks, world

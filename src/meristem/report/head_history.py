@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from meristem.growth.outcome import expected_heads
-from meristem.training.display import MEASURES, describe_growth
+from meristem.growth.wording import MEASURES, describe_growth
 from meristem.wording import counted
 
 Entry = Mapping[str, Any]  # a line of events.jsonl
@@ -21,7 +21,7 @@ HINT = "predicted: one head for each direction that the first demand asked for; 
 
 
 @dataclass(frozen=True)
-class Reading:
+class DemandPoint:
     """What was left of a layer's demand, its noise, and where births begin; NaN if it was not finite."""
 
     step: int
@@ -72,12 +72,12 @@ class HeadHistory:
         return counts
 
     @cached_property
-    def readings(self) -> list[list[Reading]]:
+    def readings(self) -> list[list[DemandPoint]]:
         """Of every layer, what was measured at each decision; nothing where births are at random times."""
         names = ("demand", "noise", "threshold")
         measured = [entry for entry in self.decisions if len(entry["demand"]) == len(self.start)]
         return [
-            [Reading(entry["step"], *(_number(entry[name][layer]) for name in names)) for entry in measured]
+            [DemandPoint(entry["step"], *(_number(entry[name][layer]) for name in names)) for entry in measured]
             for layer in self.layers
         ]
 

@@ -1,7 +1,7 @@
 """Tasks whose right number of heads is known, and a small model that grows on them."""
 
-from meristem.synthetic.run import Outcome, grow
+from meristem.synthetic.experiment import Found, grow
+from meristem.synthetic.known_tasks import TASKS, KnownTask
 from meristem.synthetic.student import Student
-from meristem.synthetic.tasks import TASKS, Task
 
-__all__ = ["TASKS", "Outcome", "Student", "Task", "grow"]
+__all__ = ["TASKS", "Found", "KnownTask", "Student", "grow"]

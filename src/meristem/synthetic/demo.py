@@ -14,14 +14,14 @@ import torch
 from meristem.errors import InputError
 from meristem.files import write_atomically
 from meristem.growth.criteria import Policy
-from meristem.growth.incrt import Incrt
-from meristem.growth.published import Published
+from meristem.growth.policies.incrt import Incrt
+from meristem.growth.policies.published import Published
+from meristem.growth.wording import MEASURES
 from meristem.report.head_history import HeadHistory, change_text
-from meristem.report.heads import heads_svg
-from meristem.synthetic.run import Outcome, grow
-from meristem.synthetic.tasks import TASKS, Task
+from meristem.report.heads_figure import heads_svg
+from meristem.synthetic.experiment import Found, grow
+from meristem.synthetic.known_tasks import TASKS, KnownTask
 from meristem.synthetic.view import Standing, make_view
-from meristem.training.display import MEASURES
 from meristem.wording import counted
 
 EVENTS, PICTURE = "events.jsonl", "growth.svg"
@@ -47,11 +47,11 @@ class Demo:
             raise InputError("seed", self.seed, "must be from 0 to 2^31 - 1")
         if self.steps < 0:
             raise InputError("steps", self.steps, "must be at least 1, or 0 for as many as it takes")
-        Task(self.task, self.heads)  # refuses bad numbers of heads
+        KnownTask(self.task, self.heads)  # refuses bad numbers of heads
 
     @property
-    def teacher(self) -> Task:
-        return Task(self.task, self.heads, seed=self.seed)
+    def teacher(self) -> KnownTask:
+        return KnownTask(self.task, self.heads, seed=self.seed)
 
     @property
     def updates(self) -> int:
@@ -74,7 +74,7 @@ class Demo:
         return what if self.criterion == "demand" else f"{what}; births by the published rule"
 
 
-def show(demo: Demo, out: Path) -> Outcome:
+def show(demo: Demo, out: Path) -> Found:
     """Run a demo, say what happens, and write its events and its picture to the folder `out`."""
     _claim(out)
     name, losses = MEASURES[demo.criterion], []
@@ -105,7 +105,7 @@ def show(demo: Demo, out: Path) -> Outcome:
     return outcome
 
 
-def verdict(demo: Demo, outcome: Outcome, history: HeadHistory) -> str:
+def verdict(demo: Demo, outcome: Found, history: HeadHistory) -> str:
     """What was needed and what was found, in plain words."""
     needed, found, predicted = outcome.task.answer, outcome.heads, history.predicted[0]
     if demo.task == "noise":

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
 from meristem.report.figures import loss_text
-from meristem.training.display import describe_time
+from meristem.wording import describe_time
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -59,10 +59,10 @@ class View(Protocol):
     def note(self, text: str) -> None: ...
 
 
-class Lines:
+class PlainView:
     """A line every so many updates."""
 
-    def __enter__(self) -> Lines:
+    def __enter__(self) -> PlainView:
         return self
 
     def __exit__(self, *exception: Any) -> None:
@@ -79,7 +79,7 @@ class Lines:
         print(text, flush=True)
 
 
-class Live:
+class LiveView:
     """Bars that stay at the bottom; notes scroll above them."""
 
     def __init__(self, console: Console | None = None) -> None:
@@ -87,7 +87,7 @@ class Live:
 
         self.screen = Screen(console=console, refresh_per_second=8)
 
-    def __enter__(self) -> Live:
+    def __enter__(self) -> LiveView:
         self.screen.start()
         return self
 
@@ -147,4 +147,4 @@ def _marked(standing: Standing) -> str:
 
 def make_view() -> AbstractContextManager[View]:
     """The one that suits the place."""
-    return Live() if sys.stdout.isatty() else Lines()
+    return LiveView() if sys.stdout.isatty() else PlainView()

@@ -17,8 +17,8 @@ from torch.distributed.distributed_c10d import PrefixStore, _set_pg_timeout
 from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
+from meristem.devices import choose_device
 from meristem.errors import InputError
-from meristem.training.devices import choose_device
 
 T = TypeVar("T")
 USUAL, TO_CONNECT, ATTEMPTS = timedelta(minutes=30), timedelta(seconds=20), 2

@@ -7,10 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from meristem.config import RESUMABLE, Config
 from meristem.errors import InputError, RunError, shown
 from meristem.files import write_atomically
 from meristem.ranks import from_first_rank
-from meristem.training.checkpoint import (
+from meristem.runs.checkpoint import (
     Checkpoint,
     checkpoint_name,
     list_checkpoints,
@@ -20,12 +21,11 @@ from meristem.training.checkpoint import (
     remove_checkpoint,
     step_of,
 )
-from meristem.training.config import RESUMABLE, Config
+from meristem.runs.divergence import REWINDS_FILE, Diverged, Rewind, batch_number
+from meristem.runs.folder import RunFolder
+from meristem.runs.log import Log, positions, rewind_log
+from meristem.runs.origin import ORIGIN_FILE
 from meristem.training.distributed import Processes
-from meristem.training.divergence import REWINDS_FILE, Diverged, Rewind, batch_number
-from meristem.training.log import Log, positions, rewind_log
-from meristem.training.origin import ORIGIN_FILE
-from meristem.training.run import RunFolder
 
 Say = Callable[[str], None]
 

@@ -15,14 +15,16 @@ import torch
 from torch import Tensor
 
 from meristem import __version__
+from meristem.config import Config, check_resumable
 from meristem.data import LabelledData, TokenData, open_data
+from meristem.devices import autocast, compute_dtype, describe_device, memory_of
 from meristem.errors import InputError, RunError, shortened
 from meristem.files import new_folder, write_atomically
 from meristem.limits import check_integer
 from meristem.model.backends import choose_backends
 from meristem.plan import Plan
 from meristem.ranks import from_first_rank, mean_over_ranks
-from meristem.training.checkpoint import (
+from meristem.runs.checkpoint import (
     Checkpoint,
     checkpoint_name,
     prune,
@@ -30,23 +32,21 @@ from meristem.training.checkpoint import (
     restore_rng,
     snapshot,
 )
-from meristem.training.config import Config, check_resumable
-from meristem.training.devices import autocast, compute_dtype, describe_device, memory_of
+from meristem.runs.divergence import Diverged, batch_number
+from meristem.runs.entries import check_alike, sound_metrics
+from meristem.runs.folder import RunFolder
+from meristem.runs.lock import run_lock
+from meristem.runs.log import Log
+from meristem.runs.origin import Origin
+from meristem.runs.saver import Saver
 from meristem.training.display import make_display
 from meristem.training.distributed import Processes, processes
-from meristem.training.divergence import Diverged, batch_number
-from meristem.training.entries import check_alike, sound_metrics
 from meristem.training.going_on import binding, check_bound, go_back, load_agreed, restore_logs
 from meristem.training.gradients import Gradients
-from meristem.training.growing import make_grower, starting_plan
-from meristem.training.lock import run_lock
-from meristem.training.log import Log
-from meristem.training.meter import Clock, Reading, Readings
+from meristem.training.growth_from_config import make_grower, starting_plan
+from meristem.training.meter import Clock, Readings, StepReading
 from meristem.training.optimizer import guarded_update, learning_rate, make_optimizer
-from meristem.training.origin import Origin
 from meristem.training.recorder import Progress, Recorder, due
-from meristem.training.run import RunFolder
-from meristem.training.saver import Saver
 from meristem.training.signals import BROKEN_PIPE, StopSignals
 from meristem.training.tasks import initial_plan, make_task
 from meristem.training.trackers import check_trackers
@@ -228,7 +228,7 @@ class Trainer:
             display.note(f"stopped at step {progress.step}{unsaved}; go on with: meristem resume {self.folder.path}")
             return Outcome(self.folder.path, progress.step, progress.held_out, number)
 
-    def update(self, asked_to_stop: bool) -> Reading | None:
+    def update(self, asked_to_stop: bool) -> StepReading | None:
         """One step. Its numbers are still on their way; what comes back are those of the step before."""
         step = self.progress.step
         self.tokens, self.labels = self.batch(step)
@@ -257,7 +257,7 @@ class Trainer:
         for step in itertools.count(self.progress.step):
             yield from zip(*self.batch(step), strict=True)
 
-    def settle(self, reading: Reading | None, record: Recorder) -> bool:
+    def settle(self, reading: StepReading | None, record: Recorder) -> bool:
         """Record a finished step; whether a stop was asked for by then."""
         if reading is None:
             return False

@@ -1,4 +1,4 @@
-"""Reading a step's numbers without stopping the device, and the clock that counts training time only."""
+"""StepReading a step's numbers without stopping the device, and the clock that counts training time only."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
-class Reading:
+class StepReading:
     """The numbers of a finished step."""
 
     step: int
@@ -27,7 +27,7 @@ class Readings:
     def __init__(self) -> None:
         self._pending: tuple[int, Tensor, torch.cuda.Event | None] | None = None
 
-    def push(self, step: int, values: Tensor) -> Reading | None:
+    def push(self, step: int, values: Tensor) -> StepReading | None:
         """Hand in the four numbers of a step, (4,); get back the reading of the step before."""
         finished = self.flush()
         event = None
@@ -38,7 +38,7 @@ class Readings:
         self._pending = (step, values, event)
         return finished
 
-    def flush(self) -> Reading | None:
+    def flush(self) -> StepReading | None:
         """The reading of the last step, once it is there."""
         if self._pending is None:
             return None
@@ -47,7 +47,7 @@ class Readings:
         if event is not None:
             event.synchronize()
         loss, norm, skipped, stop = values.tolist()
-        return Reading(step, loss, norm, skipped > 0, stop > 0)
+        return StepReading(step, loss, norm, skipped > 0, stop > 0)
 
 
 class Clock:

@@ -4,38 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from meristem.errors import InputError
-
-
-@dataclass(frozen=True)
-class OptimizerConfig:
-    """AdamW with linear warm-up and cosine decay."""
-
-    lr: float = 6e-4
-    warmup: float = 0.025  # fraction of the run
-    final: float = 0.1  # last learning rate, as a fraction of lr
-    beta1: float = 0.9
-    beta2: float = 0.95
-    eps: float = 1e-8
-    weight_decay: float = 0.1  # on matrices only
-    clip: float = 1.0  # gradient norm; 0 turns clipping off
-
-    def __post_init__(self) -> None:
-        for field in ("warmup", "final", "beta1", "beta2"):
-            if not 0 <= getattr(self, field) <= 1:
-                raise InputError(f"optimizer.{field}", getattr(self, field), "must be from 0 to 1")
-        for field in ("beta1", "beta2"):
-            if getattr(self, field) == 1:
-                raise InputError(f"optimizer.{field}", 1.0, "must be below 1, or nothing is ever learned")
-        for field in ("lr", "eps", "weight_decay", "clip"):
-            if not 0 <= getattr(self, field) < math.inf:
-                raise InputError(f"optimizer.{field}", getattr(self, field), "must be 0 or above, and finite")
+from meristem.config import OptimizerConfig
 
 
 def learning_rate(step: int, steps: int, config: OptimizerConfig) -> float:

@@ -6,16 +6,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from meristem.config import Config, flatten
+from meristem.devices import peak_flops
+from meristem.growth.wording import describe_demand, describe_growth
 from meristem.plan import Plan
 from meristem.records import finite
-from meristem.training.config import Config, flatten
-from meristem.training.devices import peak_flops
-from meristem.training.display import Display, describe_demand, describe_growth
+from meristem.runs.folder import RunFolder
+from meristem.runs.log import Log
+from meristem.training.display import Display
 from meristem.training.distributed import Processes
-from meristem.training.log import Log
-from meristem.training.meter import Clock, Reading
+from meristem.training.meter import Clock, StepReading
 from meristem.training.optimizer import learning_rate
-from meristem.training.run import RunFolder
 from meristem.training.tasks import Task
 from meristem.training.trackers import make_trackers
 
@@ -41,7 +42,7 @@ class Progress:
         """The last held-out loss."""
         return self.measured.get("held_out_loss")
 
-    def count(self, reading: Reading) -> None:
+    def count(self, reading: StepReading) -> None:
         self.settled = reading.step
         self.skipped += reading.skipped
         self.skipped_in_a_row = self.skipped_in_a_row + 1 if reading.skipped else 0
@@ -115,7 +116,7 @@ class Recorder:
         """How far each log has come, for a checkpoint to vouch for."""
         return {path.name: log.position.to_dict() for path, log in self.logs.items()}
 
-    def step(self, reading: Reading, state: Progress, clock: Clock) -> None:
+    def step(self, reading: StepReading, state: Progress, clock: Clock) -> None:
         if not self.peers.first:
             return
         self.display.step(reading.step)

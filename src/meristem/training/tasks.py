@@ -13,6 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from meristem.config import Config
+from meristem.cost import Flops
 from meristem.data import (
     LabelledData,
     LabelledRows,
@@ -25,11 +27,10 @@ from meristem.data import (
     row_batch,
 )
 from meristem.errors import InputError
-from meristem.evaluation.classification import classify, spread_rows
-from meristem.evaluation.held_out import held_out_loss, held_out_windows
 from meristem.model import Classifier, Decoder, Transformer
-from meristem.plan import Flops, Plan
-from meristem.training.config import Config
+from meristem.plan import Plan
+from meristem.training.classification import classify, spread_rows
+from meristem.training.held_out import held_out_loss, held_out_windows
 
 Ids = NDArray[np.int64]
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Protocol
 from uuid import uuid4
 
+from meristem.config import TRACKERS
 from meristem.errors import InputError, missing_extra
 
 
@@ -68,9 +69,6 @@ def _identity(run: Path) -> str:
     if not file.is_file():
         file.write_text(uuid4().hex[:12] + "\n", encoding="utf-8")
     return file.read_text(encoding="utf-8").strip()
-
-
-TRACKERS = ("tensorboard", "trackio", "wandb")
 
 
 def check_trackers(names: tuple[str, ...]) -> None:

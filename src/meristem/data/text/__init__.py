@@ -1,0 +1,1 @@
+"""Text: documents from files, their tokens in shards, and a sampler's view of them."""

@@ -1,0 +1,223 @@
+"""INCRT by demand: heads are born while the task asks for them, and leave when they have become redundant.
+
+The policy is a pure state machine. A decision takes the demand of every layer and the training loss, and gives the next
+state with at most one birth in the whole network. Hits in a row, a cool-down, a test that the loss is not falling by
+itself, and a threshold that doubles in a layer where a head had to go again keep it from running in circles.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from meristem.errors import InputError
+from meristem.gauges.demand import DemandReading
+from meristem.growth.policies.pruning import Pruning
+
+FULL = "the layer has as many heads as it may have"
+
+
+@dataclass(frozen=True)
+class LayerDemand:
+    """Of a layer: its largest slope so far, hits in a row, the last slope, and how strict it has become."""
+
+    largest: float = 0.0
+    hits: int = 0
+    last: float = 0.0
+    strictness: float = 1.0  # doubles when a head that was born here is removed
+
+
+@dataclass(frozen=True)
+class IncrtState:
+    """Where the policy stands; `losses` are (updates done, smoothed loss) of decisions from a cool-down ago on."""
+
+    layers: tuple[LayerDemand, ...]
+    last_change: int = 0
+    losses: tuple[tuple[int, float], ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> IncrtState:
+        layers = tuple(LayerDemand(**layer) for layer in data["layers"])
+        return cls(layers, data["last_change"], tuple((done, loss) for done, loss in data["losses"]))
+
+
+@dataclass(frozen=True)
+class RelativeDemand:
+    """The demand of a layer that is left, of the largest there was; its standard error; and where births begin."""
+
+    demand: float
+    noise: float
+    threshold: float
+
+
+@dataclass(frozen=True)
+class DemandDecision:
+    """The next state; the layer that is given a head, if any; and for every layer why, and what was measured."""
+
+    state: IncrtState
+    layer: int | None
+    rules: tuple[str, ...]
+    relative: tuple[RelativeDemand, ...]
+    removal: None = None  # heads leave by another rule: see `pruning`
+
+
+@dataclass(frozen=True)
+class Incrt:
+    """When heads are born. Times are updates."""
+
+    feed_every: int = 5  # updates between two looks at the demand
+    decide_every: int = 50
+    calibration: int = 20  # updates at the start in which the demand of a model without attention is measured
+    cool_down: int = 200  # between two changes of the structure, anywhere in the network
+    warm_up: int = 300  # before the first
+    last_birth: int = 10**12  # none after this, as when the learning rate decays: there would be no time to learn
+    max_heads: int = 0  # of a layer; 0 for no limit
+    certainty: float = 4.0  # the demand must be this many standard errors above zero
+    share: float = 0.03  # and this share of its largest value in the layer
+    steady: float = 0.8  # and not be falling by itself: at least this share of the value before
+    plateau: float = 0.25  # births wait while the loss falls by this share within a cool-down
+    hits: int = 2  # decisions in a row
+    feeds: int = 20  # that a layer's gauge must have seen since the last change there
+    prune: bool = True
+    pruning: Pruning = field(default_factory=Pruning)
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("feed_every", "decide_every", "cool_down", "hits", "feeds"):
+            if getattr(self, name) < 1:
+                raise InputError(name, getattr(self, name), "must be at least 1")
+        if self.calibration < 2:
+            raise InputError("calibration", self.calibration, "must be at least 2")
+        if self.decide_every < self.feed_every:
+            raise InputError("decide_every", self.decide_every, f"must be at least feed_every, {self.feed_every}")
+        if self.warm_up < 0:
+            raise InputError("warm_up", self.warm_up, "must be 0 or above")
+        if math.isnan(self.certainty):
+            raise InputError("certainty", self.certainty, "must be a number")
+        if not self.steady <= 1:
+            raise InputError("steady", self.steady, "must be a number up to 1")
+        for name in ("share", "plateau"):
+            if not 0 < getattr(self, name) <= 1:
+                raise InputError(name, getattr(self, name), "must be above 0 and at most 1")
+        if self.max_heads < 0:
+            raise InputError("max_heads", self.max_heads, "must be 0, for no limit, or above")
+
+    @property
+    def first_birth(self) -> int:
+        """Updates after which a head can be born at the earliest, however much is asked for."""
+
+        def decision(updates: int) -> int:
+            return -(-updates // self.decide_every) * self.decide_every
+
+        first = decision(self.calibration + 1)
+        fed = decision((self.calibration // self.feed_every + self.feeds) * self.feed_every)
+        hit = max(first, fed) + (self.hits - 1) * self.decide_every
+        return max(hit, decision(self.warm_up), decision(first + self.cool_down))
+
+    def start(self, layers: int) -> IncrtState:
+        """Where the policy begins with a model of so many layers."""
+        return IncrtState((LayerDemand(),) * layers)
+
+    def predicted(self, spectrum: Sequence[float]) -> dict[str, float]:
+        """How many heads the singular values of the first demand, the largest first, let one expect.
+
+        `count` are those above the threshold, `estimate` is their intrinsic dimension times the log of the range. Noise
+        has either sign (see `DemandGauge.spectra`): what is less than twice the most negative one counts as such.
+        """
+        largest, noise = max(spectrum, default=0.0), max(0.0, -2 * min(spectrum, default=0.0))
+        if not largest > noise:
+            return {"count": 0, "estimate": 0.0}
+        clear = [value / largest for value in spectrum if value > noise]
+        return {"count": sum(v > self.share for v in clear), "estimate": sum(clear) * math.log(1 / self.share)}
+
+    def calibrated(self, state: IncrtState, readings: Sequence[DemandReading]) -> IncrtState:
+        """With the demand that was measured while the attention of the model had no output."""
+        layers = tuple(
+            replace(layer, largest=max(layer.largest, reading.slope if reading.certainty > self.certainty else 0.0))
+            for layer, reading in zip(state.layers, readings, strict=True)
+        )
+        return replace(state, layers=layers)
+
+    def relative(self, state: IncrtState, readings: Sequence[DemandReading]) -> tuple[RelativeDemand, ...]:
+        """What is left of the largest demand of every layer."""
+        return tuple(self._relative(layer, r) for layer, r in zip(state.layers, readings, strict=True))
+
+    def has_cooled(self, state: IncrtState, done: int) -> bool:
+        """Whether the last change of the structure is long enough ago for another."""
+        return done - state.last_change >= self.cool_down
+
+    def decide(
+        self, state: IncrtState, done: int, readings: Sequence[DemandReading], loss: float,
+        full: Set[int] = frozenset(),
+    ) -> DemandDecision:  # fmt: skip
+        """After `done` updates; `loss` is smoothed, and layers that are `full` have as many heads as they may have."""
+        state = self.calibrated(state, readings)
+        relative = self.relative(state, readings)
+        judged = [self._judge(layer, reading) for layer, reading in zip(state.layers, readings, strict=True)]
+        losses = (*state.losses, (done, loss))
+        while len(losses) > 1 and losses[1][0] <= done - self.cool_down:
+            losses = losses[1:]
+        state = replace(state, layers=tuple(layer for layer, _ in judged), losses=losses)
+        waiting = self._waiting(state, done)
+        asking = [i for i, layer in enumerate(state.layers) if layer.hits >= self.hits]
+        ready = [] if waiting else [i for i in asking if i not in full]
+        chosen = max(ready, key=lambda i: (readings[i].slope / state.layers[i].largest, i), default=None)
+        if waiting:
+            held = dict.fromkeys(range(len(judged)), waiting)
+        else:
+            held = {i: FULL if i in full else "another layer asks for more" for i in asking if i != chosen}
+        rules = tuple(f"{rule}; {held[i]}" if i in held else rule for i, (_, rule) in enumerate(judged))
+        return DemandDecision(state if chosen is None else self._changed(state, done, chosen), chosen, rules, relative)
+
+    def removed(self, state: IncrtState, done: int, layer: int, *, born_here: bool) -> IncrtState:
+        """After a head of a layer has been removed; where the policy gave birth to it, the layer becomes stricter."""
+        state = self._changed(state, done, layer)
+        if not born_here:
+            return state
+        stricter = replace(state.layers[layer], strictness=2 * state.layers[layer].strictness)
+        return replace(state, layers=(*state.layers[:layer], stricter, *state.layers[layer + 1 :]))
+
+    def _relative(self, layer: LayerDemand, reading: DemandReading) -> RelativeDemand:
+        scale = layer.largest or math.nan
+        noise = reading.slope / reading.certainty if reading.certainty else math.nan
+        return RelativeDemand(reading.slope / scale, abs(noise) / scale, self.share * layer.strictness)
+
+    def _judge(self, layer: LayerDemand, reading: DemandReading) -> tuple[LayerDemand, str]:
+        threshold = self.share * layer.strictness * layer.largest
+        if not math.isfinite(reading.slope) or not math.isfinite(reading.certainty):
+            return replace(layer, hits=0), "the demand is not finite"
+        if reading.feeds < self.feeds:
+            rule = "too little has been seen since the last change"
+        elif reading.certainty <= self.certainty:
+            rule = "the demand is not certain"
+        elif reading.slope <= threshold:
+            rule = "the demand is small"
+        elif reading.slope <= self.steady * layer.last:
+            rule = "the demand is falling by itself"
+        else:
+            return replace(layer, hits=layer.hits + 1, last=reading.slope), "the demand is certain, large and steady"
+        return replace(layer, hits=0, last=reading.slope), rule
+
+    def _waiting(self, state: IncrtState, done: int) -> str:
+        """Why there can be no birth anywhere now; empty if there can."""
+        if done < self.warm_up:
+            return "the run has just begun"
+        if done > self.last_birth:
+            return "the run is near its end"
+        if not self.has_cooled(state, done):
+            return "the last change was not long ago"
+        first, last = state.losses[0], state.losses[-1]
+        if first[0] > done - self.cool_down:
+            return "the loss is not known for long enough"
+        if last[1] < (1 - self.plateau) * first[1]:
+            return "the loss is still falling"
+        return ""
+
+    def _changed(self, state: IncrtState, done: int, layer: int) -> IncrtState:
+        new = replace(state.layers[layer], hits=0, last=0.0)
+        return replace(state, layers=(*state.layers[:layer], new, *state.layers[layer + 1 :]), last_change=done)

@@ -1,0 +1,94 @@
+"""Growth inside a `transformers.Trainer`."""
+
+from __future__ import annotations
+
+import json
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.hooks import RemovableHandle
+
+from meristem.errors import InputError, RunError, missing_extra
+from meristem.files import read_json, write_atomically
+from meristem.growth import Grower
+from meristem.growth.wording import describe_growth
+
+try:
+    from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+except ImportError as error:
+    raise missing_extra("transformers", "hf") from error
+
+GROWER_FILE = "grower.json"
+MIXED = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class GrowthCallback(TrainerCallback):  # type: ignore[misc]  # has no types
+    """Lets `grower` measure and grow after every update of a Trainer.
+
+    `events` and `observations` collect what the grower says, each with its step; the Trainer's own log history has a
+    line for every event. The grower looks at the tokens of the last forward pass before an update. Its state is saved
+    in every checkpoint, and taken from there when training is resumed.
+    """
+
+    def __init__(self, grower: Grower) -> None:
+        if grower.heads is not None:
+            expected = "exchanges parameters, which a Trainer would not follow; use meristem train or your own loop"
+            raise InputError("policy", type(grower.heads.policy).__name__, expected)
+        self.grower = grower
+        self.events: list[dict[str, Any]] = []
+        self.observations: list[dict[str, Any]] = []
+        self._tokens: Tensor | None = None
+        self._hook: RemovableHandle | None = None
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        if state.global_step > 0:
+            path = _grower_file(args, state)
+            if not path.is_file():
+                raise RunError(f"{path}: not found; growth can only be resumed from checkpoints of this output_dir")
+            self.grower.load_state_dict(read_json(path))
+        self._release()  # a run that ended with an error left its hook behind
+        self._hook = self.grower.model.register_forward_pre_hook(self._remember, with_kwargs=True)
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        assert self._tokens is not None
+        with _autocast(args, self._tokens.device):
+            growth = self.grower.step(self._tokens)
+        self._tokens = None
+        for event in growth.events:
+            self.events.append({"step": state.global_step, **event})
+            state.log_history.append({"step": state.global_step, "growth": describe_growth(event)})
+        if growth.observation is not None:
+            self.observations.append({"step": state.global_step, **growth.observation})
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        if args.should_save:  # one process writes
+            write_atomically(_grower_file(args, state), json.dumps(self.grower.state_dict()) + "\n")
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        self._release()
+
+    def _remember(self, model: torch.nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
+        if model.training:  # evaluations in between are not what the update was made on
+            self._tokens = inputs[0] if inputs else named["tokens"]
+
+    def _release(self) -> None:
+        if self._hook is not None:
+            self._hook.remove()
+        self._hook = self._tokens = None
+
+
+def _grower_file(args: TrainingArguments, state: TrainerState) -> Path:
+    return Path(args.output_dir) / f"checkpoint-{state.global_step}" / GROWER_FILE
+
+
+def _autocast(args: TrainingArguments, device: torch.device) -> AbstractContextManager[Any]:
+    """The precision of the training steps. The Trainer puts it around `forward`, which a grower does not call."""
+    dtype = MIXED.get(args.mixed_precision)
+    return nullcontext() if dtype is None else torch.autocast(device.type, dtype)

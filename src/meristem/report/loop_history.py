@@ -1,0 +1,130 @@
+"""How a run grew, told by its files: which passes were born when, how strong they are, and what they cost."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from typing import Any
+
+from meristem.growth import Sgt, SgtState
+from meristem.growth.policies.sgt import Grown
+from meristem.plan import Plan
+
+Entry = Mapping[str, Any]  # a line of events.jsonl or entropy.jsonl
+
+
+@dataclass(frozen=True)
+class PassHistory:
+    """An extra pass over some heads of a layer, and its strength over the steps."""
+
+    layer: int
+    number: int  # from 1
+    birth: int
+    strength: list[tuple[int, float]]
+
+
+@dataclass(frozen=True)
+class History:
+    """The plan a run began with, what `policy` decided, and what was observed, up to `last_step`.
+
+    `decisions` are the growth lines of events.jsonl, `observations` the lines of entropy.jsonl. Without a policy the
+    structure is the same throughout.
+    """
+
+    plan: Plan
+    last_step: int
+    decisions: Sequence[Entry] = ()
+    observations: Sequence[Entry] = ()
+    policy: Sgt | None = None
+
+    @property
+    def fixed(self) -> int | None:
+        """The step at which growth ended."""
+        return next((decision["step"] for decision in self.decisions if decision["action"] == "fix"), None)
+
+    @property
+    def entropies(self) -> list[tuple[int, list[float]]]:
+        """Mean entropy of the heads of each layer: as observed, or else as it was at the decisions."""
+        read = [entry for entry in self.observations or self.decisions if "head_entropy" in entry]
+        return [(entry["step"], [_mean(heads) for heads in entry["head_entropy"]]) for entry in read]
+
+    def state(self, step: int) -> SgtState:
+        """Which layers had grown after `step` updates."""
+        grown: dict[int, Grown] = {}
+        for decision in self.decisions:
+            layer = decision["layer"]
+            if decision["action"] in ("add", "deepen") and decision["step"] <= step:
+                births = grown[layer].births if layer in grown else ()
+                grown[layer] = Grown(layer, tuple(decision["heads"]), (*births, decision["step"]))
+        return SgtState(grown=tuple(grown.values()))
+
+    def structure(self, step: int) -> Plan:
+        """The plan after `step` updates."""
+        plan = self.plan
+        for edit in () if self.policy is None else self.policy.edits(plan, self.state(step), step):
+            plan = edit.apply(plan)
+        return plan
+
+    @cached_property
+    def cost(self) -> list[tuple[int, float]]:
+        """Extra FLOPs per token, as a share of those without loops and repeats: from each step that changes them."""
+        steps = {0}
+        for grown in self.state(self.last_step).grown:
+            assert self.policy is not None
+            steps |= {*grown.births, grown.births[0] + self.policy.window_steps}  # when heads that fade are dropped
+        flops = self.plan.bare.cost.training.causal
+        return [(s, self.structure(s).cost.training.causal / flops - 1) for s in sorted(steps) if s <= self.last_step]
+
+    @property
+    def mean_cost(self) -> float:
+        """Extra FLOPs averaged over the run."""
+        spans = pairwise([*self.cost, (self.last_step, 0.0)])
+        return sum(extra * (end - start) for (start, extra), (end, _) in spans) / max(1, self.last_step)
+
+    @cached_property
+    def passes(self) -> list[PassHistory]:
+        """All extra passes over heads, deep layers first."""
+        born = {layer: (loop.heads, (0,) * loop.passes) for layer, loop in self.plan.loops.items()}
+        born |= {grown.layer: (grown.heads, grown.births) for grown in self.state(self.last_step).grown}
+        return [
+            PassHistory(layer, number, birth, self._strength(layer, number, heads, birth))
+            for layer, (heads, births) in sorted(born.items(), reverse=True)
+            for number, birth in enumerate(births, 1)
+        ]
+
+    def _strength(self, layer: int, number: int, heads: Sequence[int], birth: int) -> list[tuple[int, float]]:
+        """Mean over the chosen heads of what the birth gives, and of what training was seen to have added to it."""
+        window = self.policy.window_steps if self.policy is not None and self.policy.birth == "gate" else 0
+
+        def given(step: int) -> float:
+            return min(1.0, (step - birth) / window) if window else 1.0
+
+        added = {birth: 0.0}
+        for entry in sorted((*self.decisions, *self.observations), key=lambda entry: int(entry["step"])):
+            for loop in entry.get("loops", ()):
+                if loop["layer"] == layer and loop["passes"] >= number and loop["gates"] is not None:
+                    gates = dict(zip(loop["heads"], loop["gates"][number - 1], strict=True))
+                    seen = _mean([gates.get(head) for head in heads])
+                    if math.isfinite(seen):
+                        added[entry["step"]] = seen - given(entry["step"])
+        corners = {step for step in (birth + window, self.last_step) if birth <= step <= self.last_step}
+        added |= {step: _between(added, step) for step in corners - added.keys()}
+        return [(step, given(step) + value) for step, value in sorted(added.items())]
+
+
+def _mean(values: Sequence[float | None]) -> float:
+    """NaN if one was not finite when it was recorded."""
+    return math.nan if any(value is None for value in values) else sum(value or 0.0 for value in values) / len(values)
+
+
+def _between(values: Mapping[int, float], step: int) -> float:
+    """The value at a step, on straight lines between those that are known; the last one holds on."""
+    before = max(known for known in values if known <= step)
+    after = min((known for known in values if known >= step), default=before)
+    if before == after:
+        return values[before]
+    share = (step - before) / (after - before)
+    return values[before] + share * (values[after] - values[before])

@@ -1,0 +1,259 @@
+"""The run folder: what a run is made of, what it recorded, and how to open it again."""
+
+from __future__ import annotations
+
+import errno
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from meristem.data import LabelledData, Recipe, TokenData, Tokenizer, load_tokenizer
+from meristem.errors import InputError, RunError, shortened
+from meristem.files import beside, flush, flush_folder, new_folder, read_json, remove_remains, write_atomically
+from meristem.model import Decoder, Transformer, build_model
+from meristem.plan import Plan
+from meristem.runs.checkpoint import (
+    Checkpoint,
+    checkpoint_name,
+    list_checkpoints,
+    load_checkpoint,
+    load_newest,
+    load_state,
+    step_of,
+)
+from meristem.config import Config, load_config
+from meristem.devices import choose_device
+from meristem.runs.divergence import REWINDS_FILE, Rewind, load_rewinds
+from meristem.runs.lock import check_free, run_lock
+from meristem.runs.log import aside_name, damage, positions, read_log
+from meristem.runs.origin import OLDER_FILE, Origin
+from meristem.wording import listed
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """Paths of a run, and what its files say.
+
+    `metrics.jsonl` has a line per logged step, `events.jsonl` one per happening, `entropy.jsonl` one per observation.
+    """
+
+    path: Path
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def events(self) -> Path:
+        return self.path / "events.jsonl"
+
+    @property
+    def entropy(self) -> Path:
+        return self.path / "entropy.jsonl"
+
+    @property
+    def logs(self) -> tuple[Path, ...]:
+        return self.metrics, self.events, self.entropy
+
+    @classmethod
+    @contextmanager
+    def created(cls, path: Path, config: Config, plan: Plan, data: TokenData | LabelledData) -> Iterator[RunFolder]:
+        """Begin a run in a new or empty folder, and hold it.
+
+        The folder is filled and locked under another name, and gets its own when it is whole: there are no half-begun
+        runs, and of two processes that begin one at the same time, one finds the other at work.
+        """
+        path = new_folder("out", path)
+        _check_empty(path)
+        remove_remains(path)
+        aside = beside(path, "partial")
+        shutil.rmtree(aside, ignore_errors=True)
+        aside.mkdir(parents=True)
+        try:
+            with run_lock(aside, path):
+                if isinstance(data, TokenData):
+                    load_tokenizer(data.folder).save(aside)
+                else:
+                    data.recipe.save(aside)
+                (aside / "plan.json").write_text(plan.to_json(), encoding="utf-8")
+                (aside / "config.toml").write_text(config.to_toml(), encoding="utf-8")
+                Origin.of(aside, config, plan, data.index.digest).save(aside)
+                flush_folder(aside)
+                try:
+                    aside.rename(path)
+                except OSError:
+                    _check_empty(path)
+                    raise
+                flush(path.parent)
+                yield cls(path)
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)
+
+    @classmethod
+    def open(cls, path: Path) -> RunFolder:
+        """An existing run, whose configuration, plan and tokenizer must be those that it began with."""
+        if not (path / "config.toml").is_file():
+            raise RunError(f"{path}: not a run (it has no config.toml)")
+        folder = cls(path)
+        if (origin := folder.origin) is not None:
+            origin.check(path, folder.config, folder.plan)
+        return folder
+
+    @property
+    def origin(self) -> Origin | None:
+        """What the run began with; None of runs of older versions."""
+        return Origin.load(self.path)
+
+    @property
+    def config(self) -> Config:
+        return load_config(self.path / "config.toml")
+
+    @property
+    def plan(self) -> Plan:
+        """The plan that the run began with."""
+        return Plan.load(self.path / "plan.json")
+
+    @property
+    def rewinds(self) -> tuple[Rewind, ...]:
+        """The returns to an earlier step, after updates that were not finite."""
+        return load_rewinds(self.path)
+
+    @property
+    def newest_state(self) -> dict[str, Any] | None:
+        """The state of the newest checkpoint whose state can be read; None if there is none."""
+        return self._newest_state()[0]
+
+    def _newest_state(self) -> tuple[dict[str, Any] | None, list[str]]:
+        """That state, and what is wrong with those of newer checkpoints."""
+        refused: list[str] = []
+        for checkpoint in reversed(list_checkpoints(self.checkpoints)):
+            try:
+                return load_state(checkpoint), refused
+            except (RunError, OSError) as error:
+                refused.append(str(error))
+        return None, refused
+
+    @property
+    def newest_plan(self) -> Plan:
+        """The plan of the newest readable checkpoint, with what has grown until then."""
+        state = self.newest_state
+        return self.plan if state is None else Plan.from_dict(state.get("plan"))
+
+    @property
+    def newest_step(self) -> int:
+        """The step of the newest checkpoint, 0 if there is none."""
+        checkpoints = list_checkpoints(self.checkpoints)
+        return step_of(checkpoints[-1]) if checkpoints else 0
+
+    def check_data(self, data: TokenData | LabelledData) -> None:
+        """Refuse to go on with other data than the run began with."""
+        origin = self.origin
+        began = read_json(self.path / OLDER_FILE).get("digest") if origin is None else origin.data
+        if data.index.digest != began:
+            raise InputError("data.path", str(data.folder), "is not the data this run began with (its tokens differ)")
+
+    def read(self, log: Path) -> Iterator[dict[str, Any]]:
+        """The entries of a log; what is no entry, such as a line that was cut off, is passed over."""
+        return read_log(log)
+
+    def damages(self) -> list[str]:
+        """What is wrong with states of checkpoints, and with logs: they cannot be read, or are not what they were."""
+        state, refused = self._newest_state()
+        known = positions(state or {})
+        return [*refused, *(said for log in self.logs if (said := damage(log, known.get(log.name))))]
+
+    def write(self, name: str, text: str, out: Path | None = None) -> Path | None:
+        """Write a result beside the run's files, or into another folder; None if the run's own cannot be written."""
+        if out is not None:
+            out.mkdir(parents=True, exist_ok=True)
+        try:
+            write_atomically((out or self.path) / name, text)
+        except OSError as error:
+            if out is not None or error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+                raise
+            return None
+        return (out or self.path) / name
+
+    def set_aside(self) -> Path:
+        """Move logs, checkpoints, rewinds and results into a folder of their own, to begin anew; that folder."""
+        aside = aside_name(self.path / "before")
+        aside.mkdir()
+        results = (path for pattern in ("eval*.json", "audit.json") for path in self.path.glob(pattern))
+        for path in (*self.logs, self.checkpoints, self.path / REWINDS_FILE, *results):
+            if path.exists():
+                path.rename(aside / path.name)
+        flush(self.path)
+        return aside
+
+
+def _check_empty(path: Path) -> None:
+    """Refuse to begin a run where there is something, and say who is at work there if somebody is."""
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        check_free(path)
+        raise InputError("out", str(path), f"already holds something; take another folder, or: meristem resume {path}")
+
+
+@dataclass(frozen=True)
+class LoadedRun:
+    """A trained model with what is needed to use it."""
+
+    folder: RunFolder
+    config: Config
+    model: Transformer
+    step: int
+    device: torch.device
+
+    @property
+    def decoder(self) -> Decoder:
+        """The language model; if the run is of a classifier, an error that says so."""
+        if not isinstance(self.model, Decoder):
+            raise InputError("run", str(self.folder.path), "is of a classifier, and this needs a language model")
+        return self.model
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """That of a language model."""
+        assert self.decoder
+        return load_tokenizer(self.folder.path)
+
+    @property
+    def recipe(self) -> Recipe:
+        """That of a classifier: from rows to ids and classes."""
+        if isinstance(self.model, Decoder):
+            raise InputError("run", str(self.folder.path), "is of a language model, and this needs a classifier")
+        return Recipe.load(self.folder.path)
+
+
+def load_run(
+    path: str | Path, *, step: int | None = None, device: str = "auto", report: Callable[[str], None] = print
+) -> LoadedRun:
+    """Open a run with the weights of its newest checkpoint, or of the one at `step`."""
+    folder = RunFolder.open(Path(path))
+    checkpoint: Checkpoint | None
+    if step is None:
+        checkpoint = load_newest(folder.checkpoints, report)
+        if checkpoint is None:
+            raise RunError(f"{folder.checkpoints}: holds no whole checkpoint yet")
+    else:
+        names = {step_of(path): path for path in list_checkpoints(folder.checkpoints)}
+        if step not in names:
+            raise InputError("step", step, f"has no checkpoint; there are [{listed(list(map(str, names)), 20)}]")
+        checkpoint = load_checkpoint(names[step])
+    place = choose_device(device)
+    model = build_model(checkpoint.plan)
+    try:
+        model.load_state_dict(checkpoint.model)
+    except RuntimeError as error:
+        path = folder.checkpoints / checkpoint_name(checkpoint.step)
+        raise RunError(f"{path}: its weights do not fit its plan ({shortened(str(error))})") from error
+    model.to(place).eval()
+    return LoadedRun(folder, folder.config, model, checkpoint.step, place)

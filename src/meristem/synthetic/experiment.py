@@ -1,0 +1,77 @@
+"""Growing on a task with a known answer."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from meristem.growth.criteria import Policy
+from meristem.growth.head_growth import HeadGrowth
+from meristem.synthetic.known_tasks import KnownTask
+from meristem.synthetic.student import Student
+
+BATCH, RATE, DECAY = 64, 1e-2, 0.7  # sequences; learning rate; part of the run after which it falls and births end
+TESTED = 2048  # sequences on which the final loss is measured
+FRESH = 2**30  # number of the first batch that is not trained on
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a run found: heads, the loss at the end (of 1 at the start), and all decisions."""
+
+    task: KnownTask
+    heads: int
+    loss: float
+    events: list[dict[str, Any]]
+
+
+def grow(
+    task: KnownTask,
+    policy: Policy | None,
+    *,
+    steps: int = 3000,
+    head_dim: int = 4,
+    heads: int = 1,
+    seed: int = 0,
+    batch: int = BATCH,
+    rate: float = RATE,
+    report: Callable[[int, float, int, list[dict[str, Any]]], None] = lambda *facts: None,
+) -> Found:
+    """Train a student that starts with `heads` heads; without a policy it keeps them.
+
+    `report` is called after every update with the updates done, the loss, the heads, and the decisions of that step.
+    """
+    model = Student(task.width, task.length, head_dim, heads, seed)
+    optimizer = torch.optim.Adam(model.parameters(), rate)
+    decay = round(DECAY * steps)
+    grower = None
+    if policy is not None:
+        grower = HeadGrowth(model, optimizer, replace(policy, last_birth=min(policy.last_birth, decay)))
+    events = []
+
+    def fresh(step: int) -> Iterator[tuple[Tensor, Tensor]]:
+        return (task.batch(batch, FRESH + 1000 * step + number) for number in itertools.count())
+
+    for step in range(1, steps + 1):
+        for group in optimizer.param_groups:
+            group["lr"] = rate * min(1.0, 0.1 + 0.9 * (steps - step) / max(1, steps - decay))
+        tokens, targets = task.batch(batch, step)
+        loss = model.loss(tokens, targets)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        new = []
+        if grower is not None:
+            growth = grower.step(tokens, targets, partial(fresh, step))
+            new = [{"step": step, **event} for event in growth.events]
+        events += new
+        report(step, float(loss.detach()), model.plan.heads[0], new)
+    with torch.no_grad():
+        final = model.loss(*task.batch(TESTED, FRESH - 1))
+    return Found(task, model.plan.heads[0], float(final), events)

@@ -1,0 +1,37 @@
+"""torch.compile for the parts of a model, so that growth costs few new graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+import torch._dynamo
+from torch import Tensor
+
+from meristem.model.operators import announce_operators, product_dtype
+from meristem.model.transformer import Regions
+
+VARIANTS = 64  # of one piece of code; more than any plan needs (kinds of blocks times passes)
+
+
+def compiled_regions() -> Regions:
+    """The parts of the model, compiled: one graph per kind of block and number of loops.
+
+    A whole graph or an error, for every part: falling back to slow Python without a word is not an option.
+    """
+    announce_operators()
+    torch._dynamo.config.recompile_limit = max(VARIANTS, torch._dynamo.config.recompile_limit)
+    regions = Regions().mapped(partial(torch.compile, dynamic=False, fullgraph=True))
+    return replace(regions, enter=partial(_enter_as_between_blocks, regions.enter))
+
+
+def _enter_as_between_blocks(enter: Callable[..., tuple[Tensor, Tensor]], *parts: Any) -> tuple[Tensor, Tensor]:
+    """The empty branch before the first block, of the type that later ones have and with a gradient as they have.
+
+    To the compiler the first block is then one like any other, and needs no graph of its own.
+    """
+    x, branch = enter(*parts)
+    return x, branch.to(product_dtype(x)).requires_grad_(x.requires_grad)

@@ -1,0 +1,72 @@
+"""Forward and backward as one recorded CUDA graph."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from meristem.training.gradients import Gradients
+
+
+class RecordedStep:
+    """A recorded forward and backward of one micro-batch shape. A replay overwrites the gradients, it does not add."""
+
+    REST = 20  # updates
+
+    def __init__(self, gradients: Gradients) -> None:
+        self.gradients = gradients
+        self.recording: torch.cuda.CUDAGraph | None = None
+        self.loss: Tensor | None = None
+        self.rest = 0  # updates until one is recorded
+        self.stood = 0  # updates since the model has changed
+
+    def forget(self) -> None:
+        self.rest = 0 if self.stood >= self.REST else self.REST
+        self.stood = 0
+        self.recording = self.loss = None
+        self._clear()  # the gradients live in the recording's memory
+        torch.cuda.empty_cache()
+
+    def accumulate(self, tokens: Tensor, labels: Tensor) -> Tensor:
+        if self.recording is None:
+            self._record(tokens[0], labels[0], 1 / len(tokens))
+        grads = [p.grad for p in self.gradients.parameters if p.grad is not None]
+        loss = self._replay(tokens[0], labels[0])
+        if len(tokens) == 1:
+            return loss
+        total, sums = loss.clone(), [g.clone() for g in grads]
+        for index in range(1, len(tokens)):
+            total += self._replay(tokens[index], labels[index])
+            torch._foreach_add_(sums, grads)
+        torch._foreach_copy_(grads, sums)
+        return total
+
+    def _record(self, tokens: Tensor, labels: Tensor, weight: float) -> None:
+        self.tokens, self.labels = tokens.clone(), labels.clone()
+        aside = torch.cuda.Stream()
+        aside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(aside):  # compiles, and lets libraries allocate their workspaces
+            self._clear()
+            self.gradients.backward(self.tokens, self.labels, weight)
+        torch.cuda.current_stream().wait_stream(aside)
+        self._clear()
+        torch.cuda.empty_cache()  # the recording allocates from a pool of its own
+        self.recording = torch.cuda.CUDAGraph()
+        # Thread by thread: a checkpoint may be on its way to the host meanwhile, which has nothing to do with this.
+        with torch.cuda.graph(self.recording, capture_error_mode="thread_local"):
+            self.loss = self.gradients.backward(self.tokens, self.labels, weight)
+
+    def _replay(self, tokens: Tensor, labels: Tensor) -> Tensor:
+        assert self.recording is not None
+        assert self.loss is not None
+        self.tokens.copy_(tokens)
+        self.labels.copy_(labels)
+        self.recording.replay()
+        return self.loss
+
+    def _clear(self) -> None:
+        for parameter in self.gradients.parameters:
+            parameter.grad = None

@@ -1,0 +1,217 @@
+"""The policy of births by demand: what makes it wait, and that it cannot run in circles (incrt.md 2.4, D11)."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from meristem import InputError
+from meristem.gauges.demand import DemandReading
+from meristem.growth.policies.incrt import DemandDecision, Incrt, IncrtState
+
+SEEN = 100  # feeds; enough
+STRONG, WEAK, UNSURE = (DemandReading(*reading, SEEN) for reading in ((9.0, 1.0), (9.0, 0.02), (3.0, 1.0)))
+
+
+def run(policy: Incrt, *layers: DemandReading, until: int, losses: float = 1.0) -> list[tuple[int, DemandDecision]]:
+    """Decisions with readings that never change."""
+    state, decisions = policy.calibrated(policy.start(len(layers)), [STRONG] * len(layers)), []
+    for done in range(policy.decide_every, until + 1, policy.decide_every):
+        decision = policy.decide(state, done, layers, losses)
+        state = decision.state
+        decisions.append((done, decision))
+    return decisions
+
+
+def births(decisions: list[tuple[int, DemandDecision]]) -> list[tuple[int, int]]:
+    return [(done, decision.layer) for done, decision in decisions if decision.layer is not None]
+
+
+def test_births_come_one_per_cool_down_where_the_demand_is_largest() -> None:
+    weaker = DemandReading(9.0, 0.5, SEEN)
+    assert births(run(Incrt(), weaker, STRONG, UNSURE, until=900)) == [(300, 1), (500, 1), (700, 1), (900, 1)]
+
+
+def decided(
+    policy: Incrt, at_first: list[float], slopes: list[float], full: frozenset[int] = frozenset()
+) -> DemandDecision:
+    """The decision after layers that asked for so much at first have asked for this long enough."""
+    first, now = ([DemandReading(9.0, slope, SEEN) for slope in each] for each in (at_first, slopes))
+    state = policy.calibrated(policy.start(len(first)), first)
+    state = policy.decide(state, 300, now, 1.0, full).state
+    return policy.decide(state, 500, now, 1.0, full)
+
+
+def test_a_birth_is_where_most_is_left_of_what_was_asked_for_at_first() -> None:
+    """Incrt.md D13: layers differ in scale, so slopes of two of them are not compared as they are."""
+    assert decided(Incrt(), [1.0, 10.0], [0.8, 4.0]).layer == 0
+    assert decided(Incrt(), [1.0, 10.0], [0.3, 4.0]).layer == 1
+
+
+def test_layers_that_are_full_are_passed_over() -> None:
+    assert decided(Incrt(), [1.0, 1.0], [0.8, 0.9]).layer == 1
+    assert decided(Incrt(), [1.0, 1.0], [0.8, 0.9], frozenset({1})).layer == 0
+    decision = decided(Incrt(), [1.0, 1.0], [0.8, 0.9], frozenset({0, 1}))
+    assert decision.layer is None
+    assert all(rule.endswith("; the layer has as many heads as it may have") for rule in decision.rules)
+
+
+def test_a_layer_that_asks_and_is_given_nothing_is_told_why() -> None:
+    """One that does not ask needs no other reason."""
+    first, chosen, calm = decided(Incrt(), [1.0, 1.0, 1.0], [0.8, 0.9, 0.001]).rules
+    assert first == f"{chosen}; another layer asks for more"
+    assert ";" not in chosen + calm
+
+
+def test_the_largest_demand_so_far_is_what_others_are_measured_by() -> None:
+    """Incrt.md D5: also one that came after the calibration, if it was certain."""
+    policy = Incrt(share=0.1)
+    state = policy.calibrated(policy.start(2), [STRONG, STRONG])
+    more = policy.decide(state, 50, [DemandReading(9.0, 20.0, SEEN), DemandReading(3.0, 20.0, SEEN)], 1.0)
+    assert [layer.largest for layer in more.state.layers] == [20, 1]
+    assert [relative.demand for relative in more.relative] == [1, 20]
+    later = policy.decide(more.state, 100, [STRONG, STRONG], 1.0)
+    assert [relative.demand for relative in later.relative] == [1 / 20, 1]
+    assert later.rules[0].startswith("the demand is small")
+    assert not later.rules[1].startswith("the demand is small")
+
+
+def test_noise_is_the_standard_error_of_the_demand() -> None:
+    policy = Incrt()
+    state = policy.calibrated(policy.start(3), [DemandReading(9.0, 2.0, SEEN)] * 3)
+    readings = [DemandReading(5.0, 0.4, SEEN), DemandReading(-5.0, -0.4, SEEN), DemandReading(0.0, 0.0, SEEN)]
+    known, below, unknown = policy.relative(state, readings)
+    assert (known.demand, known.noise) == pytest.approx((0.2, 0.04))
+    assert (below.demand, below.noise) == pytest.approx((-0.2, 0.04))
+    assert math.isnan(unknown.noise)
+
+
+@pytest.mark.parametrize(
+    ("reading", "rule"),
+    [
+        (UNSURE, "the demand is not certain"), (WEAK, "the demand is small"),
+        (DemandReading(math.nan, 1.0, SEEN), "the demand is not finite"),
+        (DemandReading(9.0, math.inf, SEEN), "the demand is not"),
+    ],
+)  # fmt: skip
+def test_what_is_not_asked_for_is_not_born(reading: DemandReading, rule: str) -> None:
+    decisions = run(Incrt(), reading, until=2000)
+    assert births(decisions) == []
+    assert all(decision.rules[0].startswith(rule) for _, decision in decisions)
+
+
+def test_a_birth_waits_for_the_loss_to_stop_falling() -> None:
+    policy = Incrt()
+    state = policy.calibrated(policy.start(1), [STRONG])
+    born = []
+    for done in range(50, 1501, 50):
+        loss = 0.9 ** (done / 50) if done <= 1000 else 0.9**20  # 34 % in a cool-down, until it stops
+        decision = policy.decide(state, done, [STRONG], loss)
+        state = decision.state
+        born += [done] if decision.layer is not None else []
+        if done == 600:
+            assert decision.rules[0].endswith("the loss is still falling")
+    assert born[0] == 1100  # half of the last cool-down is flat: 19 %
+
+
+def test_a_falling_demand_is_left_alone() -> None:
+    policy = Incrt()
+    state = policy.calibrated(policy.start(1), [STRONG])
+    for step in range(1, 11):
+        reading = DemandReading(9.0, 0.75**step, SEEN)
+        state = (decision := policy.decide(state, 50 * step, [reading], 1.0)).state
+        assert decision.layer is None
+
+
+def test_births_end_in_time_and_wait_for_feeds() -> None:
+    policy = Incrt(last_birth=600)
+    assert births(run(policy, STRONG, until=2000)) == [(300, 0), (500, 0)]
+    news = replace(STRONG, feeds=policy.feeds - 1)
+    assert births(run(policy, news, WEAK, until=2000)) == []
+    decisions = run(policy, news, STRONG, until=2000)
+    assert births(decisions) == [(300, 1), (500, 1)]  # what one layer waits for does not hold up others
+    assert all(decision.rules[0].startswith("too little has been seen since the last") for _, decision in decisions)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.integers(1, 60), st.integers(1, 60), st.integers(1, 500), st.integers(0, 700), st.integers(2, 90),
+    st.integers(1, 30), st.integers(1, 3),
+)  # fmt: skip
+def test_the_first_birth_comes_when_it_is_said_to(
+    feed_every: int, more: int, cool_down: int, warm_up: int, calibration: int, feeds: int, hits: int
+) -> None:
+    """Whatever the intervals are, also where none is a multiple of another; later ones are a cool-down apart."""
+    policy = Incrt(
+        feed_every=feed_every, decide_every=feed_every + more - 1, cool_down=cool_down, warm_up=warm_up,
+        calibration=calibration, feeds=feeds, hits=hits,
+    )  # fmt: skip
+    state, born = policy.calibrated(policy.start(1), [STRONG]), []
+    for done in range(policy.decide_every, policy.first_birth + 3 * (cool_down + policy.decide_every), 1):
+        if done % policy.decide_every or done <= calibration:
+            continue
+        seen = done // feed_every - calibration // feed_every
+        decision = policy.decide(state, done, [replace(STRONG, feeds=seen)], 1.0)
+        state = decision.state
+        born += [done] if decision.layer is not None else []
+    assert born[0] == policy.first_birth
+    assert len(born) >= 2
+    assert all(later - earlier >= cool_down for earlier, later in itertools.pairwise(born))
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(1, 3), st.floats(0.01, 1.0), st.lists(st.booleans(), max_size=80), st.booleans())
+def test_incrt_oracle_22_cycles_are_bounded(layers: int, share: float, removals: list[bool], alternating: bool) -> None:
+    """However the demand comes and goes: at most ceil(log2(1 / share)) births in a layer are undone."""
+    policy = Incrt(share=share)
+    state, undone = policy.calibrated(policy.start(layers), [STRONG] * layers), [0] * layers
+    done = 0
+    for remove in [*removals, *[True] * 80]:
+        for number in range(6):
+            done += policy.decide_every
+            sign = -1 if alternating and number >= 4 else 1  # there for long enough to be born, then the opposite
+            readings = [replace(STRONG, certainty=sign * STRONG.certainty, slope=sign * STRONG.slope)] * layers
+            decision = policy.decide(state, done, readings, 1.0)
+            state = decision.state
+            if decision.layer is not None and remove:
+                undone[decision.layer] += 1
+                state = policy.removed(state, done, decision.layer, born_here=True)
+    assert all(count <= math.ceil(math.log2(1 / share)) for count in undone)
+
+
+def test_a_removal_cools_down_too_and_only_newborns_make_stricter() -> None:
+    policy = Incrt()
+    state = policy.removed(policy.start(2), 700, 1, born_here=False)
+    assert state.last_change == 700
+    assert [layer.strictness for layer in state.layers] == [1, 1]
+    assert [layer.strictness for layer in policy.removed(state, 900, 1, born_here=True).layers] == [1, 2]
+
+
+def test_the_state_comes_back_from_json() -> None:
+    decisions = run(Incrt(), STRONG, WEAK, until=450)
+    state = decisions[-1][1].state
+    again = IncrtState.from_dict(json.loads(json.dumps(state.to_dict())))
+    assert again == state
+    assert again != replace(state, last_change=1)
+
+
+def test_bad_settings_are_named() -> None:
+    for changes in ({"max_heads": -1}, {"share": 0.0}, {"hits": 0}, {"calibration": 0}):
+        (name, value), *_ = changes.items()
+        with pytest.raises(InputError, match=f"{name} = {value}"):
+            Incrt(**changes)
+
+
+def test_predicted_heads_leave_out_what_is_noise() -> None:
+    policy = Incrt(share=0.1)
+    assert policy.predicted([2.0, 1.0, 0.3, 0.15, 0.01, -0.05]) == {
+        "count": 3,  # 0.15 is above the noise of 0.1, twice the most negative, but not above a tenth of the largest
+        "estimate": pytest.approx((2.0 + 1.0 + 0.3 + 0.15) / 2 * math.log(10)),
+    }
+    assert policy.predicted([1.0, 0.2, -1.1]) == policy.predicted([]) == {"count": 0, "estimate": 0.0}
