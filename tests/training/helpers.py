@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -132,9 +133,16 @@ def assert_equal_runs(actual: RunFolder, expected: RunFolder) -> None:
 
 
 def start(*arguments: str | Path, module: Sequence[str] = ("meristem",), **options: Any) -> subprocess.Popen[str]:
-    """`python -m meristem ...` as a process of its own."""
+    """`python -m meristem ...` as a process of its own, which ignores no signal though this one may."""
     command = [sys.executable, "-m", *module, *map(str, arguments)]
+    options = {"preexec_fn": _hear_signals, **options}
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)
+
+
+def _hear_signals() -> None:
+    """Undo what nohup, or a shell that starts something in the background, has told this process to ignore."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
 
 
 def environment(**changes: str) -> dict[str, str]:
