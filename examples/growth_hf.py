@@ -16,7 +16,7 @@ text = torch.frombuffer(bytearray(b"".join(path.read_bytes() for path in sources
 plan = Plan.uniform(layers=4, width=64, heads=4, vocabulary=256, context=64)
 policy = Sgt(total_steps=STEPS, passes=2, start=20, window=20)
 model = Decoder(policy.prepare(plan), seed=0)
-growth = GrowthCallback(Grower(model, policy=policy))
+growth = GrowthCallback(Grower(model, policies=[policy]))
 
 windows = text.unfold(0, plan.context + 1, plan.context)
 arguments = TrainingArguments(

@@ -16,7 +16,7 @@ plan = Plan.uniform(layers=4, width=64, heads=4, vocabulary=256, context=64)
 policy = Sgt(total_steps=STEPS, passes=2, start=20, window=20)
 model = Decoder(policy.prepare(plan), seed=0)  # with room for the strengths of the loops that will grow
 optimizer = torch.optim.AdamW(parameter_groups(model, weight_decay=0.1), lr=3e-3)  # gates and norms do not decay
-grower = Grower(model, optimizer, policy)
+grower = Grower(model, optimizer, [policy])
 
 for step in range(1, STEPS + 1):
     starts = torch.randint(len(text) - plan.context, (8,)).tolist()
@@ -27,6 +27,6 @@ for step in range(1, STEPS + 1):
     optimizer.step()
     optimizer.zero_grad()
     for event in grower.step(tokens).events:
-        print(f"step {step}, loss {loss:.3f}: {event['action']}, layer {event['layer']}, heads {event['heads']}")
+        print(f"step {step}, loss {loss:.3f}: {event}")
 
 print(f"loss {loss:.3f}; layers with loops: {model.plan.loops}")

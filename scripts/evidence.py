@@ -29,7 +29,7 @@ from meristem.comparison import paired_difference
 from meristem.config import Config, GrowthConfig, build_config, flatten, load_config
 from meristem.data import TokenData
 from meristem.gauges import mean_distances
-from meristem.growth.outcome import expected_heads
+from meristem.growth.events import expected_heads
 from meristem.model import Decoder
 from meristem.runs.folder import LoadedRun, load_run
 from meristem.training.held_out import held_out_loss, held_out_windows

@@ -24,9 +24,8 @@ from typing import Any
 
 import torch
 
-from meristem.growth import Incrt, Published
-from meristem.growth.criteria import Policy
-from meristem.growth.outcome import expected_heads
+from meristem.growth import Incrt, Policy, Prune, Published
+from meristem.growth.events import expected_heads
 from meristem.synthetic import KnownTask, grow
 from meristem.synthetic.experiment import BATCH, RATE
 
@@ -35,7 +34,7 @@ TASKS = {
     "bag": KnownTask("bag", 1),
     "noise": KnownTask("noise", 1),
 }
-POLICIES: dict[str, Policy] = {
+POLICIES: dict[str, Incrt | Published] = {
     "demand": Incrt(),  # a feed in 5 updates
     **{f"demand-{every}": Incrt(feed_every=every, decide_every=10 * every) for every in (10, 20, 25, 40)},
     "author": Published("author"),
@@ -48,7 +47,8 @@ KEY = ("task", "criterion", "seed", "batch", "rate", "steps")
 def run_one(name: str, criterion: str, seed: int, batch: int, rate: float) -> dict[str, Any]:
     task, policy = replace(TASKS[name], seed=seed), replace(POLICIES[criterion], seed=seed)
     begin = time.perf_counter()
-    outcome = grow(task, policy, steps=STEPS, seed=seed, batch=batch, rate=rate)
+    pruning: list[Policy] = [Prune(policy.decide_every)] if isinstance(policy, Incrt) else []
+    outcome = grow(task, [policy, *pruning], steps=STEPS, seed=seed, batch=batch, rate=rate)
     changes = [event for event in outcome.events if event["event"] == "growth"]
     expected = expected_heads(outcome.events)
     return {

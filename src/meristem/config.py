@@ -16,10 +16,7 @@ from meristem.errors import InputError
 from meristem.files import read_toml
 from meristem.gauges.energy import check_numerics
 from meristem.gauges.entropy import FORMS
-from meristem.growth.criteria import Policy
-from meristem.growth.policies.incrt import Incrt
-from meristem.growth.policies.pruning import Pruning
-from meristem.growth.policies.published import Published, RandomBirths
+from meristem.growth import Incrt, Observe, Policy, Prune, Published, RandomBirths
 from meristem.growth.policies.sgt import ENDLESS, Sgt
 from meristem.plan import Plan
 from meristem.schedules import PREFERRED_DIMS
@@ -162,6 +159,7 @@ class GrowthConfig:
     observe_every: int = 0  # updates; a hundredth of the run if 0
     probe: str = "rows"  # how entropy is measured: on some rows of a sequence, or fused on its last half
     rows: int = 16
+    sequences: int = Sgt.sequences  # of a batch, on which entropy is measured
 
     def __post_init__(self) -> None:
         for name, allowed in (("policy", ("none", "sgt", "incrt")), ("unit", ("head", "block"))):
@@ -171,14 +169,14 @@ class GrowthConfig:
             raise InputError("growth.layers", self.layers, "must be distinct")
         if self.probe not in FORMS:
             raise InputError("growth.probe", self.probe, f"must be one of {', '.join(FORMS)}")
-        if self.rows < 1:
-            raise InputError("growth.rows", self.rows, "must be at least 1")
+        for name in ("rows", "sequences"):
+            if getattr(self, name) < 1:
+                raise InputError(f"growth.{name}", getattr(self, name), "must be at least 1")
         if self.observe_every < 0:
             raise InputError("growth.observe_every", self.observe_every, "must be 0 or above")
         if self.layers and self.like is not None:
             raise InputError("growth.like", self.like, "cannot be given together with growth.layers")
-        static = bool(self.layers) or self.like is not None
-        if self.unit == "block" and not static:
+        if self.unit == "block" and not self.is_static:
             expected = "runs from the first step on; name growth.layers, or a run in growth.like"
             raise InputError("growth.unit", self.unit, expected)
         if self.unit == "head" and self.layers and self.heads in ("high", "low"):
@@ -186,13 +184,18 @@ class GrowthConfig:
                 "growth.heads", self.heads,
                 "needs entropies, which a run has not got yet; use random or all, or name a run in growth.like",
             )  # fmt: skip
-        if self.policy != "sgt" and (static or self.unit == "block"):
+        if self.policy != "sgt" and (self.is_static or self.unit == "block"):
             raise InputError("growth.policy", self.policy, "must be sgt for growth.layers, growth.like or growth.unit")
         if self.start < 1 and self.window < 1 < self.start + self.window:
             expected = f"together with growth.window = {self.window} is more than the run"
             raise InputError("growth.start", self.start, expected)
         self.sgt()  # refuses bad values; whether there is time to grow is seen when the run's length is known
         _refuse_idle("growth", self, self._idle)
+
+    @property
+    def is_static(self) -> bool:
+        """Whether what is run again is there from the start."""
+        return bool(self.layers) or self.like is not None
 
     @property
     def _idle(self) -> dict[str, str]:
@@ -212,12 +215,9 @@ class GrowthConfig:
     def sgt(self, steps: int = ENDLESS) -> Sgt:
         """The SGT policy that the section describes, for a run of so many updates."""
         try:
-            return Sgt(
-                total_steps=steps, passes=self.passes, heads=self.heads, heads_per_layer=self.heads_per_layer,
-                max_layers=self.max_layers, shortlist=self.shortlist, excluded=self.excluded, order=self.order,
-                start=self.start, window=self.window, beta=self.beta, birth=self.birth,
-                train_gates=self.train_gates, seed=self.seed,
-            )  # fmt: skip
+            names = {entry.name for entry in fields(Sgt)} - {"total_steps"}
+            settings: dict[str, Any] = {name: getattr(self, name) for name in names}
+            return Sgt(total_steps=steps, **settings)
         except InputError as error:
             raise in_growth(error) from None
 
@@ -246,10 +246,10 @@ class IncrtConfig:
     plateau: float = Incrt.plateau  # births wait while the loss falls by this share within a cool-down
     hits: int = Incrt.hits  # decisions in a row
     feeds: int = Incrt.feeds  # batches that a layer's gauge must have seen since the last change there
-    prune: bool = Incrt.prune
+    prune: bool = True
     grace: int = 0  # before a head can leave; four times the cool-down if 0
-    redundant: float = Pruning.redundant  # a head whose own share of the output is below this may leave
-    tolerance: float = Pruning.tolerance  # of a rise of the loss without it, as a share
+    redundant: float = Prune.redundant  # a head whose own share of the output is below this may leave
+    tolerance: float = Prune.tolerance  # of a rise of the loss without it, as a share
     seed: int = Incrt.seed
 
     def __post_init__(self) -> None:
@@ -263,7 +263,7 @@ class IncrtConfig:
             raise InputError("incrt.births", self.births, "is the number of births at random times: criterion = random")
         if self.criterion == "random" and not self.births:
             raise InputError("incrt.births", self.births, "must be at least 1 with incrt.criterion = 'random'")
-        self.policy(ENDLESS)  # refuses bad values
+        self.policies(ENDLESS)  # refuses bad values
         idle = {} if self.criterion == "published" else {"numerics": "without incrt.criterion = 'published'"}
         if not self.prune:
             idle |= dict.fromkeys(OF_PRUNING, "with incrt.prune = false")
@@ -279,24 +279,29 @@ class IncrtConfig:
         reason = f"incrt.criterion = {self.criterion!r}" if policy == "incrt" else f"growth.policy = {policy!r}"
         return f"{', '.join(given)}: of no use with {reason}" if given else ""
 
-    def policy(self, steps: int) -> Policy:
-        """The policy for a run of so many updates."""
+    def policies(self, steps: int) -> list[Policy]:
+        """The policies for a run of so many updates."""
         last = round(self.last_birth * steps if self.last_birth <= 1 else self.last_birth)
         times = {"feed_every": self.feed_every, "decide_every": self.decide_every}
         common: dict[str, Any] = {"last_birth": last, "max_heads": self.max_heads, "seed": self.seed, **_given(times)}
         share: dict[str, Any] = _given({"share": self.share})
+        numerics: dict[str, Any] = {"numerics": self.numerics}
         try:
             check_numerics(self.numerics)  # also those that another criterion does not use
             if self.criterion == "published":
-                return Published(self.numerics, prune=self.prune, **share, **common)
+                return [Published(prune=self.prune, **share, **common, **numerics)]
             if self.criterion == "random":
-                return RandomBirths(self.births, warm_up=self.warm_up, **common)
-            return Incrt(
+                return [RandomBirths(self.births, warm_up=self.warm_up, **common)]
+            demand = Incrt(
                 calibration=self.calibration, cool_down=self.cool_down, warm_up=self.warm_up, **common,
                 certainty=self.certainty, steady=self.steady, plateau=self.plateau, hits=self.hits, feeds=self.feeds,
-                **share, prune=self.prune,
-                pruning=Pruning(self.grace or 4 * self.cool_down, self.redundant, tolerance=self.tolerance),
+                **share,
             )  # fmt: skip
+            pruning = Prune(
+                demand.decide_every, self.cool_down, self.grace or 4 * self.cool_down, self.redundant,
+                tolerance=self.tolerance,
+            )  # fmt: skip
+            return [demand, pruning] if self.prune else [demand]
         except InputError as error:
             raise InputError(f"incrt.{error.field}", error.value, error.expected) from None
 
@@ -386,6 +391,21 @@ class Config:
         for name in self.log.trackers:
             if name not in TRACKERS:
                 raise InputError("log.trackers", name, f"must be among {', '.join(TRACKERS)}")
+
+    @property
+    def policies(self) -> list[Policy]:
+        """The policies of the run, in their order; those whose structure is there from the start are not among them."""
+        growth, steps = self.growth, self.train.steps
+        policies: list[Policy] = []
+        if growth.policy == "incrt":
+            policies += self.incrt.policies(steps)
+        elif growth.policy == "sgt" and not growth.is_static:
+            policies.append(growth.sgt(steps))
+        if growth.observe:
+            every = growth.observe_every or max(1, steps // 100)
+            probing: dict[str, Any] = {"probe": growth.probe, "rows": growth.rows, "sequences": growth.sequences}
+            policies.append(Observe(every, **probing))
+        return policies
 
     def __getitem__(self, key: str) -> Any:
         section, name = key.split(".")

@@ -65,10 +65,19 @@ def default_feed_forward(width: int) -> int:
 
 @dataclass(frozen=True)
 class Loop:
-    """Extra attention passes of a layer over a subset of its query heads."""
+    """Extra attention passes of a layer over a subset of its query heads.
+
+    Those that are `fading` lose their strength and will leave the loop.
+    """
 
     heads: tuple[int, ...]
     passes: int
+    fading: tuple[int, ...] = ()
+
+    @property
+    def chosen(self) -> tuple[int, ...]:
+        """The heads that stay."""
+        return tuple(head for head in self.heads if head not in self.fading)
 
 
 @dataclass(frozen=True)
@@ -94,7 +103,8 @@ class Gates:
 class LayerPlan:
     """One layer: `heads` query heads of `head_dim`, `kv_heads` key/value heads, and what is run again.
 
-    That is some heads of its attention (`loop`), or the whole block `repeats` more times.
+    That is some heads of its attention (`loop`), or the whole block `repeats` more times. Where heads grow, `ceiling`
+    is the most that the layer may have; None is no limit.
     """
 
     heads: int
@@ -102,9 +112,12 @@ class LayerPlan:
     kv_heads: int
     loop: Loop | None = None
     repeats: int = 0
+    ceiling: int | None = None
 
     def __post_init__(self) -> None:
         check_integer("heads", self.heads, 1, MOST_HEADS)
+        if self.ceiling is not None:
+            check_integer("ceiling", self.ceiling, self.heads, MOST_HEADS)
         check_integer("head_dim", self.head_dim, 2, MOST_WIDTH)
         if self.head_dim % 2:
             raise InputError("head_dim", self.head_dim, "must be even, rotary positions turn pairs of coordinates")
@@ -117,6 +130,8 @@ class LayerPlan:
             in_range = all(type(h) is int and 0 <= h < self.heads for h in chosen)
             if not chosen or not in_range or len(set(chosen)) != len(chosen):
                 raise InputError("loop.heads", chosen, f"must be distinct heads out of 0..{self.heads - 1}")
+            if not set(self.loop.fading) < set(chosen):
+                raise InputError("loop.fading", self.loop.fading, f"must be some of the looped heads, {chosen}")
             check_integer("loop.passes", self.loop.passes, 1, MOST_PASSES)
         check_integer("repeats", self.repeats, 0, MOST_PASSES)
         if self.repeats and self.loop is not None:
@@ -150,6 +165,7 @@ class Plan:
     gates: Gates | None = None  # without gates, loops run at full strength
     classes: int | None = None
     pooling: str = "mean"  # of a classifier
+    target: tuple[LayerPlan, ...] = ()  # the layers that a model which grows in depth will have; empty when it has them
 
     def __post_init__(self) -> None:
         for field, most in SIZES.items():
@@ -163,6 +179,12 @@ class Plan:
         if not isinstance(self.layers, tuple) or not all(isinstance(layer, LayerPlan) for layer in self.layers):
             raise InputError("layers", self.layers, "must be a tuple of LayerPlan")
         check_integer("layers", len(self.layers), 1, MOST_LAYERS)
+        if not isinstance(self.target, tuple) or not all(isinstance(layer, LayerPlan) for layer in self.target):
+            raise InputError("target", self.target, "must be a tuple of LayerPlan")
+        if self.target:
+            check_integer("target", len(self.target), len(self.layers) + 1, MOST_LAYERS)
+            if any(layer.run_again for layer in self.target):
+                raise InputError("target", "layers that are run again", "must run every layer once")
         for index, layer in enumerate(self.layers):
             if layer.loop is not None and self.gates is not None:
                 size, gates = len(layer.loop.heads), self.gates
@@ -423,9 +445,15 @@ class Plan:
             del data["gates"]
         if self.classes is None:
             del data["classes"], data["pooling"]
-        for layer in data["layers"]:
+        if not self.target:
+            del data["target"]
+        for layer in (*data["layers"], *data.get("target", ())):
             if not layer["repeats"]:
                 del layer["repeats"]
+            if layer["ceiling"] is None:
+                del layer["ceiling"]
+            if layer["loop"] is not None and not layer["loop"]["fading"]:
+                del layer["loop"]["fading"]
         return data
 
     @classmethod
@@ -435,18 +463,16 @@ class Plan:
             found = data.get("format") if isinstance(data, dict) else type(data).__name__
             raise InputError("format", found, f"must be {FORMAT!r}")
         rest = {k: v for k, v in data.items() if k != "format"}
-        _check_fields("plan", rest, SIZES, ("layers",), ("gates", "classes", "pooling"))
-        if not isinstance(rest["layers"], list):
-            raise InputError("layers", rest["layers"], "must be a list")
-        check_integer("layers", len(rest["layers"]), 1, MOST_LAYERS)
-        layers = tuple(_layer_from_dict(f"layers[{i}]", entry) for i, entry in enumerate(rest["layers"]))
+        _check_fields("plan", rest, SIZES, ("layers",), ("gates", "classes", "pooling", "target"))
+        layers = _layers_from_list("layers", rest["layers"])
+        target = _layers_from_list("target", rest["target"]) if "target" in rest else ()
         gates = rest.get("gates")
         if gates is not None:
             if not isinstance(gates, dict):
                 raise InputError("gates", gates, "must be an object or null")
             _check_fields("gates", gates, ("passes", "heads"), ("trained",))
             gates = Gates(**gates)
-        return cls(**{**rest, "layers": layers, "gates": gates})
+        return cls(**{**rest, "layers": layers, "gates": gates, "target": target})
 
     def to_json(self) -> str:
         return json.dumps(self.to_dict(), indent=1) + "\n"
@@ -504,6 +530,7 @@ class Plan:
             f"parameters {cost.parameters:,} in all; forward {work}; training three times that",
             f"softmax elements {cost.softmax_elements:,} per sequence{cache}",
             *([] if self.gates is None else [f"gates for {self.gates.passes} passes over {self.gates.heads} heads"]),
+            *([f"grows to {len(self.target)} layers"] if self.target else []),
             f"plan {self.digest[:12]}",
         ]
         return "\n".join(lines)
@@ -530,20 +557,29 @@ def _check_fields(
         check_integer(f"{name}.{field}", data[field], 1)
 
 
+def _layers_from_list(name: str, data: Any) -> tuple[LayerPlan, ...]:
+    if not isinstance(data, list):
+        raise InputError(name, data, "must be a list")
+    check_integer(name, len(data), 1, MOST_LAYERS)
+    return tuple(_layer_from_dict(f"{name}[{index}]", entry) for index, entry in enumerate(data))
+
+
 def _layer_from_dict(name: str, data: Any) -> LayerPlan:
     if not isinstance(data, dict):
         raise InputError(name, data, "must be an object")
-    _check_fields(name, data, ("heads", "head_dim", "kv_heads"), ("loop",), ("repeats",))
+    _check_fields(name, data, ("heads", "head_dim", "kv_heads"), ("loop",), ("repeats", "ceiling"))
     loop = data["loop"]
     if loop is not None:
         if not isinstance(loop, dict):
             raise InputError(f"{name}.loop", loop, "must be an object or null")
-        _check_fields(f"{name}.loop", loop, ("passes",), ("heads",))
-        heads = loop["heads"]
-        if not isinstance(heads, list):
-            raise InputError(f"{name}.loop.heads", heads, "must be a list of integers")
-        loop = Loop(tuple(heads), loop["passes"])
-    return LayerPlan(data["heads"], data["head_dim"], data["kv_heads"], loop, data.get("repeats", 0))
+        _check_fields(f"{name}.loop", loop, ("passes",), ("heads",), ("fading",))
+        heads, fading = loop["heads"], loop.get("fading", [])
+        for field, value in (("heads", heads), ("fading", fading)):
+            if not isinstance(value, list) or not all(type(head) is int for head in value):
+                raise InputError(f"{name}.loop.{field}", value, "must be a list of integers")
+        loop = Loop(tuple(heads), loop["passes"], tuple(fading))
+    again, ceiling = data.get("repeats", 0), data.get("ceiling")
+    return LayerPlan(data["heads"], data["head_dim"], data["kv_heads"], loop, again, ceiling)
 
 
 def _runs(layers: Sequence[LayerPlan]) -> list[tuple[int, int, LayerPlan]]:

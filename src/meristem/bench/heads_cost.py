@@ -23,12 +23,9 @@ from meristem.bench.step import (
     wait,
 )
 from meristem.devices import autocast, describe_device
-from meristem.growth.edits import AddHead
-from meristem.growth.head_growth import HeadGrowth
-from meristem.growth.heads import newborn_head
-from meristem.growth.policies.incrt import Incrt
-from meristem.growth.policies.pruning import Pruning
-from meristem.growth.surgery import add_head
+from meristem.growth import AddHead, Grower, Incrt, Prune
+from meristem.growth.apply import apply_edit
+from meristem.growth.head_surgery import newborn_head
 from meristem.plan import LayerPlan, Plan
 
 NEVER = Incrt(certainty=float("inf"))  # measures and decides, but nothing is ever born
@@ -92,10 +89,8 @@ def grow_all(
     for heads in range(2, max(plan.heads) + 1):
         for layer in range(len(plan.layers)):
             begin = time.perf_counter()
-            attention = step.model.stack[layer].attention
-            weights = attention.qkv.weight.detach(), attention.out.weight.detach()
-            newborn = newborn_head(attention.layer, *weights, None, seed=len(pauses))
-            add_head(step.model, step.optimizer, AddHead(layer, newborn))
+            newborn = newborn_head(step.model.plan.layers[layer], plan.width, None, seed=len(pauses))
+            apply_edit(step.model, step.optimizer, AddHead(layer, newborn))
             step.changed(step.model)
             step(*next(batches))
             wait(device)
@@ -113,13 +108,14 @@ def measure_gate(
     step: TrainingStep, batches: Iterator[tuple[Tensor, Tensor]], device: torch.device, *, feed_every: int, rounds: int
 ) -> dict[str, Any]:
     """What the gauge in all layers adds to training, in spans that each hold one decision and a look at old heads."""
-    watching = Pruning(grace=0, redundant=0)  # all are looked at, none is tried without
-    policy = replace(NEVER, feed_every=feed_every, decide_every=10 * feed_every, pruning=watching)
-    growth = HeadGrowth(step.model, step.optimizer, policy)
-    measured = (_beside_training if device.type == "cuda" else _within_training)(step, growth, batches, device)
+    span = 10 * feed_every
+    policy = replace(NEVER, feed_every=feed_every, decide_every=span)
+    # All heads are looked at, none is tried without.
+    grower = Grower(step.model, step.optimizer, [policy, Prune(decide_every=span, grace=0, redundant=0)])
+    measured = (_beside_training if device.type == "cuda" else _within_training)(step, grower, span, batches, device)
     for _ in range(policy.calibration):  # once at the start of a run, and not what is asked about
         with autocast(device):
-            growth.step(*next(batches))
+            grower.step(*next(batches))
     next(measured)  # warm
     plain, added = zip(*itertools.islice(measured, rounds), strict=True)
     shares = [own / alone for alone, own in zip(plain, added, strict=True)]
@@ -127,7 +123,7 @@ def measure_gate(
         "feed_every": feed_every, "decide_every": policy.decide_every, "share": statistics.median(shares),
         "lowest": min(shares), "highest": max(shares),
         "feed_milliseconds": 1e3 * statistics.median(added) * feed_every / policy.decide_every,
-        "statistics_megabytes": sum(t.numel() * t.element_size() for t in growth.criterion.tensors().values()) / 1e6,
+        "statistics_megabytes": sum(t.numel() * t.element_size() for t in grower.tensors().values()) / 1e6,
     }  # fmt: skip
 
 
@@ -135,19 +131,19 @@ Measured = Iterator[tuple[float, float]]  # seconds of training in a span withou
 
 
 def _beside_training(
-    step: TrainingStep, growth: HeadGrowth, batches: Iterator[tuple[Tensor, Tensor]], device: torch.device
+    step: TrainingStep, grower: Grower, span: int, batches: Iterator[tuple[Tensor, Tensor]], device: torch.device
 ) -> Measured:
     """On a GPU, where one thing is begun before another has ended: spans with the gauge and without, in turn."""
 
     def seconds(gated: bool) -> float:
         wait(device)
         begin = time.perf_counter()
-        for _ in range(growth.policy.decide_every):
+        for _ in range(span):
             tokens, labels = next(batches)
             step(tokens, labels)
             if gated:
                 with autocast(device):
-                    growth.step(tokens, labels)
+                    grower.step(tokens, labels)
         wait(device)
         return time.perf_counter() - begin
 
@@ -157,7 +153,7 @@ def _beside_training(
 
 
 def _within_training(
-    step: TrainingStep, growth: HeadGrowth, batches: Iterator[tuple[Tensor, Tensor]], device: torch.device
+    step: TrainingStep, grower: Grower, span: int, batches: Iterator[tuple[Tensor, Tensor]], device: torch.device
 ) -> Measured:
     """On a CPU: the updates and the gauge of one span apart, in the time that this process had.
 
@@ -165,12 +161,12 @@ def _within_training(
     """
     while True:
         plain = added = 0.0
-        for _ in range(growth.policy.decide_every):
+        for _ in range(span):
             tokens, labels = next(batches)
             begin = time.process_time()
             step(tokens, labels)
             middle = time.process_time()
-            growth.step(tokens, labels)
+            grower.step(tokens, labels)
             plain, added = plain + middle - begin, added + time.process_time() - middle
         yield plain, added
 

@@ -21,12 +21,12 @@ from meristem.bench.step import (
 )
 from meristem.devices import autocast, describe_device
 from meristem.errors import InputError
-from meristem.gauges import EntropyGauge, read_heads
+from meristem.gauges import EntropyGauge
+from meristem.gauges.probe import Probe
 from meristem.growth import BlockLoop, LoopHeads, Sgt
-from meristem.growth.grower import PROBED_SEQUENCES
+from meristem.growth.apply import apply_edit
 from meristem.growth.policies.sgt import ENDLESS
 from meristem.plan import Loop, Plan
-from meristem.ranks import some_of
 
 
 def grown_plans(plan: Plan, layers: tuple[int, ...], heads: tuple[int, ...], passes: int) -> dict[str, Plan]:
@@ -115,7 +115,7 @@ def measure_births(
     pauses = []
     for layer in layers:
         for number in range(1, passes + 1):
-            step.model.restructure(LoopHeads(layer, heads, number).apply(step.model.plan))
+            apply_edit(step.model, step.optimizer, LoopHeads(layer, heads, number))
             step.changed()
             with_birth, without = (step_seconds(step, batches, device) for _ in range(2))
             pauses.append({"layer": layer, "passes": number, "seconds": with_birth - without})
@@ -131,10 +131,12 @@ def measure_probe(
 ) -> dict[str, Any]:  # fmt: skip
     """What an entropy measurement adds to a step, and its share of a run with the default schedule."""
 
+    instrument = EntropyGauge().instrument(step.model)
+
     def probed(tokens: Tensor, labels: Tensor) -> Tensor:
         loss = step(tokens, labels)
         with autocast(device):
-            read_heads(step.model, tokens[some_of(len(tokens), PROBED_SEQUENCES)], EntropyGauge())
+            instrument.read(Probe(step.model, tokens))
         return loss
 
     times: dict[str, list[float]] = {"plain": [], "probed": []}

@@ -11,8 +11,8 @@ from typing import Any, Literal
 
 from meristem.comparison import PairedDifference
 from meristem.errors import InputError
-from meristem.growth.policies.incrt import RelativeDemand
-from meristem.growth.policies.pruning import Pruning
+from meristem.growth.births import RelativeDemand
+from meristem.growth.policies.prune import Prune
 from meristem.limits import check_integer
 from meristem.records import finite
 
@@ -25,7 +25,7 @@ Answer = Literal["yes", "no", "not shown"]
 class AuditSettings:
     """How thorough an audit is."""
 
-    threshold: float = Pruning.tolerance  # share of the loss below which a difference is none
+    threshold: float = Prune.tolerance  # share of the loss below which a difference is none
     feeds: int = 40  # training batches on which the demand is measured, and how heads overlap
     steps: int = 200  # updates of a head that is added
     rate: float = 3e-3  # its learning rate at the beginning, which falls linearly to 0; Adam
@@ -92,7 +92,7 @@ class Audit:
     @property
     def unit(self) -> float:
         """What shares are shares of: the loss, unless it is too small to speak of shares."""
-        return max(self.loss, Pruning.SMALL_LOSS)
+        return max(self.loss, Prune.SMALL_LOSS)
 
     @property
     def threshold(self) -> float:

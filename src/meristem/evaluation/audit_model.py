@@ -16,13 +16,16 @@ from meristem.comparison import paired_difference
 from meristem.errors import InputError, RunError
 from meristem.evaluation.audit import CONFIDENCE, Audit, AuditSettings, Gain, HeadFinding, LayerFinding
 from meristem.gauges.demand import DemandGauge
-from meristem.growth.criteria import gauge_place
-from meristem.growth.edits import AddHead
-from meristem.growth.heads import insert_head, newborn_head, with_head
-from meristem.growth.measuring import Batch, Batches, head_moments, heads_read, look, silenced
-from meristem.growth.policies.incrt import Incrt, IncrtState, RelativeDemand
-from meristem.growth.surgery import Model, add_head
+from meristem.gauges.gauge import gauge_place
+from meristem.gauges.probe import Batch, Batches, heads_read, look, silenced
+from meristem.gauges.redundancy import head_moments
+from meristem.growth import AddHead
+from meristem.growth.apply import apply_edit
+from meristem.growth.births import RelativeDemand
+from meristem.growth.head_surgery import insert_head, newborn_head, with_head
+from meristem.growth.policies.incrt import Incrt, IncrtState
 from meristem.model import Classifier, Decoder
+from meristem.model.growable import Growable
 from meristem.plan import LayerPlan
 
 Training = Callable[[], Batches]  # the same training batches, from the first on, whenever it is called
@@ -30,7 +33,7 @@ Report = Callable[[str, int, int], None]  # told what is being done, how far it 
 
 
 def audit_model(
-    model: Model,
+    model: Growable,
     training: Training,
     held_out: Sequence[Batch],
     settings: AuditSettings = AuditSettings(),  # noqa: B008  (immutable)
@@ -54,7 +57,7 @@ class _Auditor:
     """The parts of an audit, and what they share: the losses of the model as it is, sequence by sequence."""
 
     def __init__(
-        self, model: Model, training: Training, held_out: Sequence[Batch], settings: AuditSettings, policy: Incrt,
+        self, model: Growable, training: Training, held_out: Sequence[Batch], settings: AuditSettings, policy: Incrt,
         report: Report,
     ) -> None:  # fmt: skip
         self.model, self.training, self.held_out = model, training, held_out
@@ -109,7 +112,7 @@ class _Auditor:
         """Of every layer the gauge, and the demand left of the largest there was."""
         gauges = self._fed("measuring the demand")
         readings = [gauge.readings()[0] for gauge in gauges]
-        state = self.policy.start(len(gauges)) if start is None else start
+        state = self.policy.begin(self.model.plan) if start is None else start
         if not all(layer.largest for layer in state.layers):
             with silenced(self.model):
                 silent = self._fed("measuring the demand without attention", self.policy.calibration)
@@ -164,15 +167,15 @@ class _Auditor:
         masks = torch.ones_like(weights[0]), torch.ones_like(weights[1])
         what = f"training the heads of layer {layer} further"
         if directions is not None:
-            head = newborn_head(attention.layer, *weights, directions, self.settings.seed + layer)
+            head = newborn_head(attention.layer, model.plan.width, directions, self.settings.seed + layer)
             nothing = torch.zeros_like(weights[0]), torch.zeros_like(weights[1])
             masks = insert_head(attention.layer, *nothing, head.mapped(torch.ones_like))
-            add_head(model, None, AddHead(layer, head))
+            apply_edit(model, None, AddHead(layer, head))
             what = f"training another head in layer {layer}"
         self._train(model, [attention.qkv.weight, attention.out.weight], masks, what)
         return sequence_losses(model, self.held_out)
 
-    def _train(self, model: Model, weights: Sequence[Tensor], masks: Sequence[Tensor], what: str) -> None:
+    def _train(self, model: Growable, weights: Sequence[Tensor], masks: Sequence[Tensor], what: str) -> None:
         """Train what the masks let through of some weights, and nothing else."""
         steps, rate = self.settings.steps, self.settings.rate
         for parameter in model.parameters():
@@ -197,12 +200,12 @@ class _Auditor:
 
 
 @torch.no_grad()
-def sequence_losses(model: Model, batches: Iterable[Batch]) -> list[float]:
+def sequence_losses(model: Growable, batches: Iterable[Batch]) -> list[float]:
     """The loss of every sequence by itself."""
     return [loss for tokens, labels in batches for loss in _losses(model, tokens, labels).tolist()]
 
 
-def _losses(model: Model, tokens: Tensor, labels: Tensor) -> Tensor:
+def _losses(model: Growable, tokens: Tensor, labels: Tensor) -> Tensor:
     """The loss of each sequence of a batch, (B,); their mean is the model's loss on the batch."""
     if isinstance(model, Classifier):
         return cross_entropy(model.scores(tokens).float(), labels, model.class_weights, reduction="none")

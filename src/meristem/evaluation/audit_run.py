@@ -19,8 +19,9 @@ from meristem.errors import InputError
 from meristem.evaluation.audit import Audit, AuditSettings
 from meristem.evaluation.audit_model import Report, Training, audit_model
 from meristem.evaluation.audit_text import audit_text, verdict
-from meristem.growth.measuring import Batch, Batches
-from meristem.growth.outcome import expected_heads
+from meristem.gauges.probe import Batch, Batches
+from meristem.growth.events import expected_heads
+from meristem.growth.former_state import incrt_state
 from meristem.growth.policies.incrt import Incrt, IncrtState
 from meristem.model import Classifier
 from meristem.runs.checkpoint import checkpoint_name, load_state
@@ -160,10 +161,9 @@ def _policy(loaded: LoadedRun) -> tuple[Incrt, IncrtState | None]:
     config = loaded.config
     if config.growth.policy != "incrt" or config.incrt.criterion != "demand":
         return Incrt(), None
-    policy = config.incrt.policy(config.train.steps)
-    assert isinstance(policy, Incrt)
+    (policy,) = (policy for policy in config.policies if isinstance(policy, Incrt))
     state = load_state(loaded.folder.checkpoints / checkpoint_name(loaded.step))
-    return policy, IncrtState.from_dict(state["growth"]["heads"]["criterion"]["state"])
+    return policy, policy.load(incrt_state(state["growth"]))
 
 
 def _predicted(loaded: LoadedRun) -> list[dict[str, float] | None]:

@@ -13,19 +13,26 @@ Cholesky factors as small as a head; nothing is read back from the device betwee
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from meristem.gauges.gauge import Instrument, gauge_place
+from meristem.gauges.probe import Probe, Seen
 from meristem.model.fused import rotate
+from meristem.model.growable import Growable
 from meristem.model.rotary import RotaryPair
-from meristem.ranks import sum_over_ranks
+from meristem.moves import Moves
+from meristem.plan import Plan
+from meristem.ranks import from_first_rank, sum_over_ranks
 from meristem.seeds import own_seed
+
+T = TypeVar("T")
 
 MEMORY = 0.95  # of what a scout would write, per feed
 TEST_MEMORY = 0.97  # of the sums that a decision reads, per feed
@@ -105,6 +112,17 @@ class DemandGauge:
             self.outputs.restart(layer, generator)
             self.sums[:, layer] = 0
             self.feeds[layer] = 0
+
+    def take(self, other: DemandGauge, sources: Sequence[int | None]) -> None:
+        """Go on with what `other` has followed, whose layer each of these was; None is one that was not there."""
+        self.resets = other.resets
+        self.reset(range(self.layers))
+        theirs, dims = other.tensors(), {"sums": 1, "feeds": 0, "looks": 1, "moments": 2}
+        for name, mine in self.tensors().items():
+            dim = dims.get(name, 0)
+            for new, old in enumerate(sources):
+                if old is not None:
+                    mine.select(dim, new).copy_(theirs[name].select(dim, old))
 
     @torch.no_grad()
     def feed(self, inputs: Tensor, gradients: Tensor, allowed: Tensor, sizes: Tensor) -> None:
@@ -245,6 +263,156 @@ class DemandGauge:
         mean, square = (moment / (1 - beta**feeds) for beta, moment in zip(BETAS, self.moments, strict=True))
         step = RATE / math.sqrt(self.width) * mean / (square.sqrt() + 1e-30)
         self.looks = (1 - FORGET) * self.looks + step
+
+
+@dataclass(frozen=True)
+class Demand:
+    """The demand of every layer, beside that of the same model without attention.
+
+    The first `calibration` feeds show the model without attention; what they tell is remembered, and the scouts begin
+    anew.
+    """
+
+    calibration: int = 20
+    seed: int = 0
+
+    def instrument(self, model: Growable) -> DemandInstrument:
+        """What follows the demand in a model."""
+        return DemandInstrument(self, model)
+
+
+@dataclass(frozen=True)
+class ModelDemand:
+    """What is known of every layer: its demand now, the form of its scout, and where it looks.
+
+    `start` is the demand of the model without attention, and `spectra` the singular values of what it asked for; both
+    are empty during the calibration. `directions` are queries and keys (e, d).
+    """
+
+    layers: tuple[DemandReading, ...]
+    forms: tuple[DemandForm, ...]
+    start: tuple[DemandReading, ...]
+    spectra: tuple[tuple[float, ...], ...]
+    directions: tuple[tuple[Tensor, Tensor], ...]
+
+
+class DemandInstrument(Instrument):
+    """Follows the demand: a gauge for all layers whose heads have the same dim."""
+
+    def __init__(self, gauge: Demand, model: Growable) -> None:
+        self.gauge, self.model = gauge, model
+        self.groups = {dim: _Group(model, model.plan, dim, gauge.seed) for dim in dict.fromkeys(model.plan.head_dims)}
+        self.fed = 0
+        self.start: tuple[DemandReading, ...] = ()
+        self.spectra: tuple[tuple[float, ...], ...] = ()
+
+    @property
+    def half(self) -> int:
+        """The feed half-way through the calibration."""
+        return (self.gauge.calibration + 1) // 2
+
+    def feed(self, probe: Probe) -> None:
+        seen = probe.look(silent=self.fed < self.gauge.calibration)
+        self.fed += 1
+        with torch.no_grad(), torch.autocast(probe.tokens.device.type, enabled=False):
+            for group in self.groups.values():
+                group.feed(seen)
+                if self.fed == self.half:
+                    group.earlier = group.gauge.outputs.total.clone()
+            if self.fed == self.gauge.calibration:
+                self._calibrate()
+
+    def _calibrate(self) -> None:
+        """Remember the demand without attention, and begin anew."""
+        start = self._by_layer(lambda group: group.gauge.readings())
+        spectra = self._by_layer(lambda group: group.spectra(self.gauge.calibration - self.half))
+        self.start, self.spectra = from_first_rank((tuple(start), tuple(tuple(values) for values in spectra)))
+        for group in self.groups.values():
+            group.earlier = None
+            group.gauge.reset(range(group.gauge.layers))
+
+    def read(self, probe: Probe) -> ModelDemand:
+        layers = self._by_layer(lambda group: group.gauge.readings())
+        forms = self._by_layer(lambda group: group.gauge.forms())
+        agreed = from_first_rank((tuple(layers), tuple(forms), self.start, self.spectra))
+        directions = self._by_layer(lambda group: [group.gauge.directions(i) for i in range(group.gauge.layers)])
+        return ModelDemand(*agreed, tuple(directions))
+
+    def follow(self, moves: Moves, plan: Plan) -> None:
+        """Scouts begin anew where heads came or went, and in blocks that were born."""
+        if moves.stays:
+            return
+        if moves.layers != tuple(range(len(moves.layers))):
+            self._follow_layers(moves, plan)
+        for layer in sorted(moves.heads):
+            group = self.groups[plan.layers[layer].head_dim]
+            group.gauge.reset([group.layers.index(layer)])
+
+    def _follow_layers(self, moves: Moves, plan: Plan) -> None:
+        groups = {}
+        for dim in dict.fromkeys(plan.head_dims):
+            new = _Group(self.model, plan, dim, self.gauge.seed)
+            if dim in self.groups:
+                old = self.groups[dim]
+                sources = [moves.layers[layer] for layer in new.layers]
+                new.gauge.take(old.gauge, [None if s is None else old.layers.index(s) for s in sources])
+            groups[dim] = new
+        self.groups = groups
+        if self.start:  # a copy asks for what its source asked for; another one is measured as it comes
+            born = [moves.copies.get(new) for new in range(len(moves.layers))]
+            unknown = DemandReading(0.0, 0.0, 0)
+            starts, spectra = self.start, self.spectra
+            self.start = moves.of_layers(starts, lambda new: unknown if born[new] is None else starts[born[new] or 0])
+            self.spectra = moves.of_layers(spectra, lambda new: () if born[new] is None else spectra[born[new] or 0])
+
+    def state(self) -> dict[str, Any]:
+        groups = {str(dim): group.state() for dim, group in self.groups.items()}
+        start = [[r.certainty, r.slope, r.feeds] for r in self.start]
+        return {"fed": self.fed, "start": start, "spectra": [list(s) for s in self.spectra], "groups": groups}
+
+    def load(self, state: dict[str, Any]) -> None:
+        self.fed = state["fed"]
+        self.start = tuple(DemandReading(*reading) for reading in state["start"])
+        self.spectra = tuple(tuple(float(value) for value in spectrum) for spectrum in state["spectra"])
+        for dim, group in self.groups.items():
+            group.load(state["groups"][str(dim)])
+
+    def _by_layer(self, measure: Callable[[_Group], Sequence[T]]) -> list[T]:
+        """What is measured of the layers of every group, in the order of the layers."""
+        groups = self.groups.values()
+        found = {layer: one for group in groups for layer, one in zip(group.layers, measure(group), strict=True)}
+        return [found[layer] for layer in sorted(found)]
+
+
+class _Group:
+    """The layers whose heads have `dim` dims, and the gauge that follows them."""
+
+    def __init__(self, model: Growable, plan: Plan, dim: int, seed: int) -> None:
+        place = gauge_place(model)
+        self.layers = [layer for layer, own in enumerate(plan.head_dims) if own == dim]
+        self.gauge = DemandGauge(len(self.layers), plan.width, model.angles(dim), seed=seed, **place)
+        self.earlier: Tensor | None = None  # the demand half-way through the calibration
+        # On the device, where a feed picks its layers without waiting; nothing is picked where all are meant.
+        self.index = torch.tensor(self.layers, device=place["device"]) if len(self.layers) < len(plan.layers) else None
+
+    def feed(self, seen: Seen) -> None:
+        inputs, gradients, sizes = (self._own(part) for part in (seen.inputs, seen.gradients, seen.sizes))
+        self.gauge.feed(inputs, gradients, seen.allowed, sizes)
+
+    def spectra(self, feeds: int) -> list[list[float]]:
+        assert self.earlier is not None
+        return self.gauge.spectra(self.earlier, feeds)
+
+    def state(self) -> dict[str, Any]:
+        earlier = {} if self.earlier is None else {"earlier": self.earlier}
+        return {**self.gauge.values(), **self.gauge.tensors(), **earlier}
+
+    def load(self, state: dict[str, Any]) -> None:
+        self.gauge.load({name: value for name, value in state.items() if isinstance(value, Tensor)}, state)
+        self.earlier = state["earlier"].to(self.gauge.sums, copy=True) if "earlier" in state else None
+
+    def _own(self, part: Tensor) -> Tensor:
+        return part if self.index is None else part.index_select(0, self.index)
 
 
 class _LowRank:

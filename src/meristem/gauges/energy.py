@@ -23,8 +23,12 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from meristem.errors import InputError
-from meristem.plan import LayerPlan
-from meristem.ranks import rank, sum_over_ranks
+from meristem.gauges.gauge import Instrument, gauge_place
+from meristem.gauges.probe import Probe
+from meristem.model.growable import Growable
+from meristem.moves import Moves
+from meristem.plan import LayerPlan, Plan
+from meristem.ranks import from_first_rank, mean_over_ranks, rank, sum_over_ranks
 from meristem.seeds import own_seed
 
 NUMERICS = ("author", "repaired")
@@ -460,6 +464,65 @@ class EnergyGauge:
             drawn[:, 1:2] = _unit(without(drawn[:, 1:2], drawn[:, :1]))
         self.vectors = torch.cat((self.vectors[:layer], drawn[None], self.vectors[layer + 1 :]))
         self.seen[layer] = 0
+
+
+@dataclass(frozen=True)
+class Energy:
+    """The energy of the heads' own forms, as published; see `EnergyGauge` for the settings."""
+
+    numerics: str = "author"
+    share: float = 0.1
+    complexity: float = 2.0
+    accuracy: float = 0.05
+    seed: int = 0
+
+    def instrument(self, model: Growable) -> EnergyInstrument:
+        """What follows the energy in a model."""
+        return EnergyInstrument(self, model)
+
+
+class EnergyInstrument(Instrument):
+    """Follows the energy of all layers."""
+
+    def __init__(self, gauge: Energy, model: Growable) -> None:
+        self.settings, self.model = gauge, model
+        self.gauge = self._made(model.plan)
+
+    def _made(self, plan: Plan) -> EnergyGauge:
+        own = self.settings
+        return EnergyGauge(
+            len(plan.layers), plan.width, numerics=own.numerics, share=own.share, complexity=own.complexity,
+            accuracy=own.accuracy, seed=own.seed, **gauge_place(self.model),
+        )  # fmt: skip
+
+    def feed(self, probe: Probe) -> None:
+        seen = probe.look()
+        if not bool(mean_over_ranks(seen.loss).isfinite()):  # it would stay in the averages for good
+            return
+        with torch.no_grad(), torch.autocast(probe.tokens.device.type, enabled=False):
+            attentions = [block.attention for block in self.model.stack]
+            heads = [projections(attention.layer, attention.qkv.weight.detach()) for attention in attentions]
+            self.gauge.feed(seen.inputs, heads, seen.allowed)
+
+    def read(self, probe: Probe) -> tuple[EnergyReading, ...]:
+        return from_first_rank(tuple(self.gauge.readings()))
+
+    def follow(self, moves: Moves, plan: Plan) -> None:
+        """A birth takes a direction, and a head that leaves gives its own back; with other blocks all begins anew."""
+        if moves.layers != tuple(range(len(moves.layers))):
+            self.gauge = self._made(plan)
+            return
+        for layer, heads in moves.heads.items():
+            for gone in sorted(set(range(self.gauge.heads[layer].shape[1])) - set(heads), reverse=True):
+                self.gauge.removed(layer, gone)
+            for _ in range(heads.count(None)):
+                self.gauge.born(layer)
+
+    def state(self) -> dict[str, Any]:
+        return {**self.gauge.values(), **self.gauge.tensors()}
+
+    def load(self, state: dict[str, Any]) -> None:
+        self.gauge.load({name: value for name, value in state.items() if isinstance(value, Tensor)}, state)
 
 
 def check_numerics(numerics: str) -> None:

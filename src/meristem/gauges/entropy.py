@@ -9,13 +9,21 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from meristem.errors import InputError
-from meristem.model import Decoder, Transformer
+from meristem.gauges.gauge import Instrument
+from meristem.gauges.probe import Probe
+from meristem.model import Decoder
+from meristem.model.attention import Attention
 from meristem.model.block import Pass
+from meristem.model.growable import Growable
+from meristem.ranks import from_first_rank, mean_over_ranks, some_of, sum_over_ranks
+from meristem.records import finite
 
 FORMS = ("rows", "fused")
 
@@ -29,12 +37,18 @@ class EntropyGauge:
 
     rows: int = 16
     form: str = "rows"
+    sequences: int = 8  # of the whole batch, over all processes, that a measurement looks at
 
     def __post_init__(self) -> None:
-        if self.rows < 1:
-            raise InputError("rows", self.rows, "must be at least 1")
+        for field in ("rows", "sequences"):
+            if type(getattr(self, field)) is not int or getattr(self, field) < 1:
+                raise InputError(field, getattr(self, field), "must be an integer of at least 1")
         if self.form not in FORMS:
             raise InputError("form", self.form, f"must be one of {', '.join(FORMS)}")
+
+    def instrument(self, model: Growable) -> EntropyInstrument:
+        """What measures the heads of a language model."""
+        return EntropyInstrument(self, as_decoder(model))
 
     def of_heads(self, queries: Tensor, keys: Tensor) -> Tensor:
         """Normalised entropy of each head, (h,), summed over the batch; mean over rows."""
@@ -56,7 +70,68 @@ class HeadReadings:
     updates: dict[tuple[int, int], Tensor]  # for each (layer, pass) of a loop: |update| / |stream|
 
 
-def as_decoder(model: Transformer) -> Decoder:
+@dataclass(frozen=True)
+class LoopReading:
+    """A loop as it was measured: the strength of each head in each pass, where there are gates, and the size of what
+    each pass adds to the stream, beside the stream's own."""
+
+    layer: int
+    heads: tuple[int, ...]
+    passes: int
+    gates: tuple[tuple[float, ...], ...] | None
+    update: tuple[float, ...]
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """For an event: plain values, None where one is not finite."""
+        gates = None if self.gates is None else [[finite(gate) for gate in number] for number in self.gates]
+        update = [finite(size) for size in self.update]
+        return {"layer": self.layer, "heads": list(self.heads), "passes": self.passes, "gates": gates, "update": update}
+
+
+@dataclass(frozen=True)
+class EntropyReading:
+    """The entropy of every head of every layer, and all loops as they were then."""
+
+    entropy: tuple[tuple[float, ...], ...]
+    loops: tuple[LoopReading, ...] = ()
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """For an event: plain values, None where one is not finite."""
+        entropy = [[finite(value) for value in layer] for layer in self.entropy]
+        return {"head_entropy": entropy, **({"loops": [loop.facts for loop in self.loops]} if self.loops else {})}
+
+
+class EntropyInstrument(Instrument):
+    """Measures entropies on the same few sequences of the batch, however many processes share it."""
+
+    def __init__(self, gauge: EntropyGauge, model: Decoder) -> None:
+        self.gauge, self.model = gauge, model
+
+    def read(self, probe: Probe) -> EntropyReading:
+        tokens, model = probe.tokens, self.model
+        chosen = tokens[some_of(len(tokens), self.gauge.sequences)]
+        readings = read_heads(model, chosen if len(chosen) else tokens[:1], self.gauge)
+        entropy = readings.entropy if len(chosen) else torch.zeros_like(readings.entropy)
+        total = sum_over_ranks(torch.cat((entropy, torch.full_like(entropy[:1], float(len(chosen))))))
+        values = (total[:-1] / total[-1]).tolist()
+        updates = {place: float(mean_over_ranks(update)) for place, update in readings.updates.items()}
+        layers = tuple(tuple(values[a:b]) for a, b in pairwise(accumulate(model.plan.heads, initial=0)))
+        return from_first_rank(EntropyReading(layers, self._loops(updates)))
+
+    def _loops(self, updates: dict[tuple[int, int], float]) -> tuple[LoopReading, ...]:
+        gates = None if self.model.gates is None else self.model.gates.tolist()
+        readings = []
+        for layer, loop in self.model.plan.loops.items():
+            rows = None if gates is None else gates[layer][: loop.passes]
+            strengths = None if rows is None else tuple(tuple(row[: len(loop.heads)]) for row in rows)
+            update = tuple(updates[layer, number] for number in range(1, loop.passes + 1))
+            readings.append(LoopReading(layer, loop.heads, loop.passes, strengths, update))
+        return tuple(readings)
+
+
+def as_decoder(model: Growable) -> Decoder:
     """The model, unless its heads have no such entropy."""
     if not isinstance(model, Decoder):
         raise InputError("model", type(model).__name__, "must be a Decoder: this is the entropy of causal attention")
@@ -64,10 +139,10 @@ def as_decoder(model: Transformer) -> Decoder:
 
 
 @torch.no_grad()
-def read_heads(model: Transformer, tokens: Tensor, gauge: EntropyGauge) -> HeadReadings:
+def read_heads(model: Growable, tokens: Tensor, gauge: EntropyGauge) -> HeadReadings:
     """Run the model over tokens (B, T) and measure every head.
 
-    A looped head reports its last pass, the others the normal one.
+    A looped head reports its last pass, the others the normal one; so do those that fade from their loop.
     """
     decoder = as_decoder(model)
     if tokens.shape[1] < 2:
@@ -82,13 +157,22 @@ def read_heads(model: Transformer, tokens: Tensor, gauge: EntropyGauge) -> HeadR
             return
         attention = decoder.stack[layer].attention
         if attention.passes:
-            entropies[layer].index_copy_(0, attention.looped_queries, entropy)
+            chosen = _chosen(attention)
+            entropies[layer].index_copy_(0, attention.looped_queries[chosen], entropy[chosen])
             updates[layer, number] = seen.update.float().norm() / seen.stream.float().norm()
         else:  # the whole block again
             entropies[layer] = entropy
 
     decoder.hidden(tokens, watch=watch)
     return HeadReadings(torch.cat(entropies), updates)
+
+
+def _chosen(attention: Attention) -> Tensor:
+    """The places, among the looped heads of a layer, of those that stay in the loop."""
+    loop = attention.layer.loop
+    assert loop is not None
+    places = [place for place, head in enumerate(loop.heads) if head not in loop.fading]
+    return torch.tensor(places, device=attention.looped.device)
 
 
 def probe_rows(length: int, count: int, device: torch.device | str = "cpu") -> Tensor:

@@ -7,10 +7,17 @@ is carried over to their output projections by the same regression.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from meristem.errors import InputError
+from meristem.gauges.gauge import Instrument
+from meristem.gauges.probe import HeadsRead, Probe
+from meristem.model.growable import Growable
+from meristem.ranks import from_first_rank, sum_over_ranks, world
 
 RIDGE = 1e-6  # of the mean diagonal entry of the moments
 
@@ -64,3 +71,117 @@ def _cholesky(matrix: Tensor) -> Tensor:
     """Nothing but NaN where there is no factor: nobody waits for the device to find out."""
     factor, failed = torch.linalg.cholesky_ex(matrix)
     return factor.where(failed[..., None, None] == 0, torch.nan)
+
+
+@torch.no_grad()
+def head_moments(batches: Iterable[HeadsRead]) -> list[HeadMoments]:
+    """The moments of every layer's heads, over all processes."""
+    grams: list[Tensor] = []
+    count: Tensor | float = 0.0
+    for read in batches:
+        sums = [HeadMoments.of(mixed, read.real) for mixed in read.mixed]
+        grams = [old + new for old, (new, _) in zip(grams, sums, strict=True)] if grams else [new for new, _ in sums]
+        count = count + sums[0][1]
+        dims = [mixed.shape[-1] for mixed in read.mixed]
+    assert isinstance(count, Tensor)
+    tokens_seen = sum_over_ranks(count)
+    return [HeadMoments(sum_over_ranks(gram) / tokens_seen, dim) for gram, dim in zip(grams, dims, strict=True)]
+
+
+@dataclass(frozen=True)
+class HeadShares:
+    """For every head, the part of its layer's output that no combination of the others could make, by layer."""
+
+    def instrument(self, model: Growable) -> SharesInstrument:
+        """What measures it on the batch at hand."""
+        return SharesInstrument(model)
+
+
+class SharesInstrument(Instrument):
+    """Reads shares, (heads,) of every layer, as numbers."""
+
+    def __init__(self, model: Growable) -> None:
+        self.model = model
+
+    @torch.no_grad()
+    def read(self, probe: Probe) -> tuple[tuple[float, ...], ...]:
+        blocks = zip(head_moments([probe.heads]), self.model.stack, strict=True)
+        shares = [moments.shares(block.attention.out.weight) for moments, block in blocks]
+        return from_first_rank(tuple(tuple(layer.tolist()) for layer in shares))
+
+
+@dataclass(frozen=True)
+class HeadStandIn:
+    """The output projection of a layer with which the others stand in for a head, by the batch at hand."""
+
+    layer: int
+    head: int
+
+    def instrument(self, model: Growable) -> StandInInstrument:
+        """What computes it."""
+        return StandInInstrument(self, model)
+
+
+class StandInInstrument(Instrument):
+    """Reads the projection (d, heads e), or None where the batch is not finite and the next one will do."""
+
+    def __init__(self, gauge: HeadStandIn, model: Growable) -> None:
+        self.gauge, self.model = gauge, model
+
+    @torch.no_grad()
+    def read(self, probe: Probe) -> Tensor | None:
+        layer, head = self.gauge.layer, self.gauge.head
+        out = self.model.stack[layer].attention.out.weight
+        folded = head_moments([probe.heads])[layer].folded(out, head)
+        return folded if bool(folded.isfinite().all()) else None
+
+
+@dataclass(frozen=True)
+class HeadTrial:
+    """The loss with a head, and with the others in its place, on at least so many sequences not trained on yet."""
+
+    layer: int
+    head: int
+    sequences: int
+
+    def instrument(self, model: Growable) -> TrialInstrument:
+        """What tries it."""
+        return TrialInstrument(self, model)
+
+
+@dataclass(frozen=True)
+class TrialReading:
+    """Both losses, and the output projection (d, heads e) with which the others stand in for the head."""
+
+    loss_with: float
+    loss_without: float
+    out: Tensor
+
+
+class TrialInstrument(Instrument):
+    """Tries what a model does without a head, and leaves it as it was."""
+
+    def __init__(self, gauge: HeadTrial, model: Growable) -> None:
+        self.gauge, self.model = gauge, model
+
+    @torch.no_grad()
+    def read(self, probe: Probe) -> TrialReading:
+        layer, head = self.gauge.layer, self.gauge.head
+        weight = self.model.stack[layer].attention.out.weight
+        old, new = weight.clone(), head_moments([probe.heads])[layer].folded(weight, head)
+        sums = torch.zeros(3, device=weight.device, dtype=torch.float64)
+        try:
+            for tokens, labels in probe.fresh():
+                weight.copy_(old)
+                with_head = self.model.loss(tokens, labels).double()
+                weight.copy_(new)
+                without = self.model.loss(tokens, labels).double()
+                sums += len(tokens) * torch.stack((with_head, without, torch.ones_like(without)))
+                if sums[2] * world() >= self.gauge.sequences:
+                    break
+        finally:
+            weight.copy_(old)
+        before, after, count = sum_over_ranks(sums).tolist()
+        if not count:
+            raise InputError("fresh", "no batch", "must give batches to try a head on")
+        return TrialReading(before / count, after / count, new)

@@ -1,26 +1,35 @@
 """Growth: policies decide, edits change, the grower ties them to a model."""
 
-from meristem.growth.edits import AddHead, LoopHeads, RemoveHead, RepeatBlock
-from meristem.growth.grower import Grower
-from meristem.growth.outcome import Growth
+from meristem.growth.edits import AddBlock, AddHead, LoopHeads, RemoveBlock, RemoveHead, RepeatBlock
+from meristem.growth.grower import Grower, Growth, prepared
 from meristem.growth.policies.block_loop import BlockLoop
 from meristem.growth.policies.incrt import Incrt
-from meristem.growth.policies.pruning import Pruning
-from meristem.growth.policies.published import Published, RandomBirths
+from meristem.growth.policies.observe import Observe
+from meristem.growth.policies.prune import Prune
+from meristem.growth.policies.published import Published
+from meristem.growth.policies.random_births import RandomBirths
 from meristem.growth.policies.sgt import Sgt, SgtState
+from meristem.growth.policy import Change, Decision, Policy
 
 __all__ = [
+    "AddBlock",
     "AddHead",
     "BlockLoop",
+    "Change",
+    "Decision",
     "Grower",
     "Growth",
     "Incrt",
     "LoopHeads",
-    "Pruning",
+    "Observe",
+    "Policy",
+    "Prune",
     "Published",
     "RandomBirths",
+    "RemoveBlock",
     "RemoveHead",
     "RepeatBlock",
     "Sgt",
     "SgtState",
+    "prepared",
 ]

@@ -1,25 +1,92 @@
-"""Edits: maps from a plan to a plan."""
+"""Edits: each says in one place what it does to a plan, to the weights, and to whatever an optimizer keeps of these.
+
+`tensors` maps the tensors of a model by their names, weights or moments of one kind, to those of the edited model; what
+it does not change it hands on as it is. An edit that cannot be is refused by `apply`, before anything has changed.
+"""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
-from meristem.growth.heads import Head, check_head, with_head, without_head
-from meristem.plan import Loop, Plan
+import torch
+from torch import Tensor
+
+from meristem.errors import InputError
+from meristem.growth.head_surgery import (
+    Head,
+    check_head,
+    copied_layer,
+    drop_head,
+    empty_head,
+    insert_head,
+    mean_head,
+    repacked,
+    with_head,
+    without_head,
+)
+from meristem.limits import MOST_LAYERS
+from meristem.model.block import Block
+from meristem.moves import Moves
+from meristem.plan import LayerPlan, Loop, Plan
+
+Tensors = Mapping[str, Tensor]
+
+WEIGHT = "weight"  # the kind of tensors that are no moments
+# What torch's optimizers keep of every weight: where gradients point, and how large they or the updates are.
+FIRST_MOMENTS = frozenset({"exp_avg", "momentum_buffer", "grad_avg"})
+SECOND_MOMENTS = frozenset({"exp_avg_sq", "max_exp_avg_sq", "square_avg", "sum", "exp_inf", "acc_delta"})
+GATES = ("gate_ramp", "gate_delta")  # (layers, passes, heads), those of a model whose plan has gates
+
+
+class Edit(Protocol):
+    """A change of structure."""
+
+    def apply(self, plan: Plan) -> Plan:
+        """The plan afterwards; what cannot be is refused by name."""
+
+    def tensors(self, plan: Plan, tensors: Tensors, kind: str) -> dict[str, Tensor]:
+        """Weights, or moments of one kind, of a model of this plan, as they are afterwards."""
+
+    def moves(self, plan: Plan) -> Moves:
+        """Which layers and heads of this plan move where."""
+
+    def facts(self) -> dict[str, Any]:
+        """What an event says of the edit, as plain values."""
 
 
 @dataclass(frozen=True)
 class LoopHeads:
-    """Run the attention of some heads of a layer again, `passes` times, each time on the stream as it is by then."""
+    """Run the attention of some heads of a layer again, `passes` times, each time on the stream as it is by then.
+
+    A pass that was not there begins without strength, where the plan has gates.
+    """
 
     layer: int
     heads: tuple[int, ...]
     passes: int
+    fading: tuple[int, ...] = ()  # those of the heads that will leave
 
     def apply(self, plan: Plan) -> Plan:
-        """The plan with this loop; heads or passes that cannot be are refused by name."""
         old = plan.layer(self.layer)
-        return plan.with_layer(self.layer, replace(old, loop=Loop(self.heads, self.passes)))
+        return plan.with_layer(self.layer, replace(old, loop=Loop(self.heads, self.passes, self.fading)))
+
+    def tensors(self, plan: Plan, tensors: Tensors, kind: str) -> dict[str, Tensor]:
+        result, old = dict(tensors), plan.layers[self.layer].loop
+        if kind == WEIGHT and "gate_ramp" in result:
+            known = old.passes if old is not None and old.heads == self.heads else 0
+            ramp = result["gate_ramp"].clone()
+            ramp[self.layer, known:] = 0
+            result["gate_ramp"] = ramp
+        return result
+
+    def moves(self, plan: Plan) -> Moves:
+        return Moves.none(len(plan.layers))
+
+    def facts(self) -> dict[str, Any]:
+        return {"heads": list(self.heads), "passes": self.passes}
 
 
 @dataclass(frozen=True)
@@ -32,31 +99,268 @@ class RepeatBlock:
     def apply(self, plan: Plan) -> Plan:
         return plan.with_layer(self.layer, replace(plan.layer(self.layer), repeats=self.times))
 
+    def tensors(self, plan: Plan, tensors: Tensors, kind: str) -> dict[str, Tensor]:
+        return dict(tensors)
+
+    def moves(self, plan: Plan) -> Moves:
+        return Moves.none(len(plan.layers))
+
+    def facts(self) -> dict[str, Any]:
+        return {"times": self.times}
+
 
 @dataclass(frozen=True, eq=False)
 class AddHead:
-    """Give a layer another head with these weights, as its last one."""
+    """Give a layer another head with these weights, as its last one.
+
+    One whose output projection is zero leaves the model's function as it is: bit for bit where the output product,
+    longer by zeros, is summed in the same order, else to rounding. The newborn's first moment is zero. Its second
+    moment is the mean of the other heads': from zero, under a step count that is large by now, its first updates would
+    be several times too long.
+    """
 
     layer: int
     head: Head
 
     def apply(self, plan: Plan) -> Plan:
-        """The plan with this head; weights that do not fit are refused by name."""
         old = plan.layer(self.layer)
         new = with_head(old)
         check_head(old, plan.width, self.head)
         return plan.with_layer(self.layer, new)
 
+    def tensors(self, plan: Plan, tensors: Tensors, kind: str) -> dict[str, Tensor]:
+        layer = plan.layers[self.layer]
 
-@dataclass(frozen=True)
+        def insert(qkv: Tensor, out: Tensor) -> tuple[Tensor, Tensor]:
+            if kind == WEIGHT:
+                head = self.head.mapped(lambda part: part.to(qkv))
+            elif kind in FIRST_MOMENTS:
+                head = empty_head(layer, qkv, out)
+            else:
+                head = mean_head(layer, qkv, out)
+            return insert_head(layer, qkv, out, head)
+
+        return _with_projections(tensors, self.layer, plan, insert)
+
+    def moves(self, plan: Plan) -> Moves:
+        heads = plan.layers[self.layer].heads
+        return Moves(tuple(range(len(plan.layers))), {self.layer: (*range(heads), None)})
+
+    def facts(self) -> dict[str, Any]:
+        return {}
+
+
+@dataclass(frozen=True, eq=False)
 class RemoveHead:
-    """Take a head out of a layer."""
+    """Take a head out of a layer, for good: its weights and moments are gone.
+
+    `out` (d, heads e) is the layer's output projection with what the others make of the head's part, where they are to
+    stand in for it. A looped head leaves only `with_loop`.
+    """
 
     layer: int
     head: int
+    out: Tensor | None = None
+    with_loop: bool = False
 
     def apply(self, plan: Plan) -> Plan:
-        return plan.with_layer(self.layer, without_head(plan.layer(self.layer), self.head))
+        old = plan.layer(self.layer)
+        new = without_head(old, self.head, with_loop=self.with_loop)
+        if self.out is not None and tuple(self.out.shape) != (plan.width, old.query_width):
+            raise InputError("out", tuple(self.out.shape), f"must be of shape {(plan.width, old.query_width)}")
+        return plan.with_layer(self.layer, new)
+
+    def tensors(self, plan: Plan, tensors: Tensors, kind: str) -> dict[str, Tensor]:
+        layer = plan.layers[self.layer]
+
+        def drop(qkv: Tensor, out: Tensor) -> tuple[Tensor, Tensor]:
+            folded = self.out.to(out) if kind == WEIGHT and self.out is not None else out
+            return drop_head(layer, qkv, folded, self.head)
+
+        result = _with_projections(tensors, self.layer, plan, drop)
+        if layer.loop is not None and self.head in layer.loop.heads:  # its column goes, those after it move up
+            column = layer.loop.heads.index(self.head)
+            for name in (name for name in GATES if name in result):
+                gates = result[name].clone()
+                gates[self.layer, :, column:-1] = result[name][self.layer, :, column + 1 :]
+                gates[self.layer, :, -1] = 0
+                result[name] = gates
+        return result
+
+    def moves(self, plan: Plan) -> Moves:
+        heads = [head for head in range(plan.layers[self.layer].heads) if head != self.head]
+        return Moves(tuple(range(len(plan.layers))), {self.layer: tuple(heads)})
+
+    def facts(self) -> dict[str, Any]:
+        return {"head": self.head, **({"with_loop": True} if self.with_loop else {})}
 
 
-Edit = LoopHeads | RepeatBlock | AddHead | RemoveHead
+@dataclass(frozen=True)
+class AddBlock:
+    """Put another block before block `at`, or behind the last one: a copy, or one that is born as identity.
+
+    A copy of block `copy_of` has its weights and its moments, the function of the model changes, and the loss jumps. A
+    block born as identity has both output projections zero and changes nothing, bit for bit; its other weights are
+    drawn by `seed` and the optimizer knows nothing of it yet. `shape` gives the new layer its head dim and ceiling; if
+    it is not given these are the source's, or those of the block before.
+    """
+
+    at: int
+    copy_of: int | None = None
+    shape: LayerPlan | None = None
+    seed: int = 0
+
+    def apply(self, plan: Plan) -> Plan:
+        count = len(plan.layers)
+        if type(self.at) is not int or not 0 <= self.at <= count:
+            raise InputError("at", self.at, f"must be in 0..{count}")
+        if count == MOST_LAYERS:
+            raise InputError("layers", count, "is the most there can be")
+        if self.copy_of is not None:
+            plan.layer(self.copy_of)
+        layers = (*plan.layers[: self.at], self._layer(plan), *plan.layers[self.at :])
+        return replace(plan, layers=layers, target=plan.target if len(plan.target) > len(layers) else ())
+
+    def _layer(self, plan: Plan) -> LayerPlan:
+        if self.copy_of is None:
+            before = plan.layers[max(0, self.at - 1)]
+            return self.shape or replace(before, loop=None, repeats=0)
+        source = plan.layers[self.copy_of]
+        return source if self.shape is None else copied_layer(source, self.shape)
+
+    def tensors(self, plan: Plan, tensors: Tensors, kind: str) -> dict[str, Tensor]:
+        result = _with_blocks(tensors, lambda layer: layer if layer < self.at else layer + 1)
+        if self.copy_of is not None:
+            own = {name: tensor.clone() for name, tensor in _block(tensors, self.copy_of).items()}
+            source, copy = plan.layers[self.copy_of], self._layer(plan)
+            if (source.query_width, source.kv_width) != (copy.query_width, copy.kv_width) and QKV in own:
+                own[QKV], own[OUT] = repacked(source, copy, own[QKV], own[OUT])
+        elif kind == WEIGHT:
+            like = _block(tensors, 0)[QKV]
+            own = {name: tensor.to(like) for name, tensor in self._newborn(plan).items()}
+        else:
+            own = {}
+        result |= {f"{PREFIX}{self.at}.{name}": tensor for name, tensor in own.items()}
+        for name in (name for name in GATES if name in result):
+            rows = list(result[name])
+            empty = torch.zeros_like(rows[0])
+            rows.insert(self.at, empty if self.copy_of is None else rows[self.copy_of].clone())
+            result[name] = torch.stack(rows)
+        return result
+
+    def _newborn(self, plan: Plan) -> dict[str, Tensor]:
+        block = Block(plan.width, plan.feed_forward, self._layer(plan))
+        block.initialise(len(plan.layers) + 1, torch.Generator().manual_seed(self.seed))
+        with torch.no_grad():
+            block.attention.out.weight.zero_()
+            block.feed_forward.down.weight.zero_()
+        return {name: parameter.detach() for name, parameter in block.named_parameters()}
+
+    def moves(self, plan: Plan) -> Moves:
+        old = range(len(plan.layers))
+        copies = {} if self.copy_of is None else {self.at: self.copy_of}
+        return Moves((*old[: self.at], None, *old[self.at :]), copies=copies)
+
+    def facts(self) -> dict[str, Any]:
+        return {"at": self.at, "copy_of": self.copy_of}
+
+
+@dataclass(frozen=True)
+class RemoveBlock:
+    """Take a block out of the model, for good. Only one that writes nothing leaves the function as it is."""
+
+    layer: int
+
+    def apply(self, plan: Plan) -> Plan:
+        plan.layer(self.layer)
+        if len(plan.layers) == 1:
+            raise InputError("layer", self.layer, "is the last one and has to stay")
+        return replace(plan, layers=(*plan.layers[: self.layer], *plan.layers[self.layer + 1 :]))
+
+    def tensors(self, plan: Plan, tensors: Tensors, kind: str) -> dict[str, Tensor]:
+        stay = {name: tensor for name, tensor in tensors.items() if not name.startswith(f"{PREFIX}{self.layer}.")}
+        result = _with_blocks(stay, lambda layer: layer if layer < self.layer else layer - 1)
+        for name in (name for name in GATES if name in result):
+            result[name] = torch.cat((result[name][: self.layer], result[name][self.layer + 1 :]))
+        return result
+
+    def moves(self, plan: Plan) -> Moves:
+        return Moves(tuple(old for old in range(len(plan.layers)) if old != self.layer))
+
+    def facts(self) -> dict[str, Any]:
+        return {}
+
+
+@dataclass(frozen=True)
+class SetStrengths:
+    """Give loops their strength, without the part that is trained: by layer, (passes, looped heads).
+
+    Loops of layers that are not named have none. This changes no structure, and is no event.
+    """
+
+    strengths: Mapping[int, Sequence[Sequence[float]]]
+
+    def apply(self, plan: Plan) -> Plan:
+        if plan.gates is None:
+            raise InputError("plan.gates", None, "are needed to set the strength of loops")
+        return plan
+
+    def tensors(self, plan: Plan, tensors: Tensors, kind: str) -> dict[str, Tensor]:
+        result = dict(tensors)
+        if kind == WEIGHT:
+            ramp = torch.zeros(tensors["gate_ramp"].shape)
+            for layer, values in self.strengths.items():
+                ramp[layer, : len(values), : len(values[0])] = torch.tensor(values)
+            result["gate_ramp"] = ramp
+        return result
+
+    def moves(self, plan: Plan) -> Moves:
+        return Moves.none(len(plan.layers))
+
+    def facts(self) -> dict[str, Any]:
+        return {}
+
+
+# --- names of tensors ------------------------------------------------------------------------------------------------
+
+PREFIX, QKV, OUT = "blocks.", "attention.qkv.weight", "attention.out.weight"
+_BLOCK = re.compile(r"blocks\.(\d+)\.(.*)")
+
+
+def projection_names(layer: int) -> tuple[str, str]:
+    """The names of a layer's two projections in a model."""
+    return f"{PREFIX}{layer}.{QKV}", f"{PREFIX}{layer}.{OUT}"
+
+
+def _block(tensors: Tensors, layer: int) -> dict[str, Tensor]:
+    """The tensors of one block, by their names within it."""
+    prefix = f"{PREFIX}{layer}."
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+
+def _with_blocks(tensors: Tensors, place: Callable[[int], int]) -> dict[str, Tensor]:
+    """All tensors, those of blocks by the names of their new places."""
+    result = {}
+    for name, tensor in tensors.items():
+        found = _BLOCK.fullmatch(name)
+        result[f"{PREFIX}{place(int(found[1]))}.{found[2]}" if found else name] = tensor
+    return result
+
+
+def _with_projections(
+    tensors: Tensors, layer: int, plan: Plan, change: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+) -> dict[str, Tensor]:
+    """All tensors with a layer's two projections changed; one that an optimizer has nothing of counts as zero."""
+    result, names, shape = dict(tensors), projection_names(layer), plan.layers[layer]
+    known = [tensors[name] for name in names if name in tensors]
+    if not known:
+        return result
+    rows = shape.query_width + 2 * shape.kv_width
+    sizes = ((rows, plan.width), (plan.width, shape.query_width))
+    parts = [
+        tensors[name] if name in tensors else known[0].new_zeros(size) for name, size in zip(names, sizes, strict=True)
+    ]
+    for name, part in zip(names, change(*parts), strict=True):
+        if name in tensors:
+            result[name] = part
+    return result

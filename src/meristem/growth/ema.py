@@ -1,27 +1,25 @@
-"""Averages with a short memory."""
+"""Exponential moving averages with a short memory."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
 
-
-@dataclass
+@dataclass(frozen=True)
 class Ema:
-    """An exponential average that starts from nothing; `mean` corrects for its short memory."""
+    """An exponential moving average of some numbers, from nothing; `mean` corrects for its short memory."""
 
     beta: float
-    value: Tensor | None = None
+    value: tuple[float, ...] = ()
     count: int = 0
 
-    def add(self, value: Tensor) -> None:
-        before = torch.zeros_like(value) if self.value is None else self.value
-        self.value = self.beta * before + (1 - self.beta) * value
-        self.count += 1
+    def plus(self, new: Sequence[float]) -> Ema:
+        """With one reading more."""
+        old = self.value or (0.0,) * len(new)
+        value = tuple(self.beta * a + (1 - self.beta) * b for a, b in zip(old, new, strict=True))
+        return Ema(self.beta, value, self.count + 1)
 
     @property
-    def mean(self) -> Tensor:
-        assert self.value is not None
-        return self.value / (1 - self.beta**self.count)
+    def mean(self) -> list[float]:
+        return [value / (1 - self.beta**self.count) for value in self.value]

@@ -1,236 +1,260 @@
-"""The grower ties a policy to a model: it measures, asks, edits, and says what it did."""
+"""The engine: any number of policies on one model, with one clock.
+
+At every step it asks the policies what they need, measures each gauge once however many ask for it, lets the policies
+decide in their order, applies their edits, tells everybody what moved, and returns what happened. It knows no policy
+and no gauge by name.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
-from itertools import accumulate, pairwise
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from meristem.errors import InputError
-from meristem.gauges.entropy import EntropyGauge, HeadReadings, as_decoder, read_heads
-from meristem.growth.criteria import Policy
-from meristem.growth.edits import LoopHeads
-from meristem.growth.ema import Ema
-from meristem.growth.head_growth import Fresh, HeadGrowth, check_held
-from meristem.growth.outcome import Growth, check_rule
-from meristem.growth.policies.sgt import Sgt, SgtState
-from meristem.model import Transformer
-from meristem.ranks import from_first_rank, mean_over_ranks, require_equal, some_of, sum_over_ranks
-from meristem.records import finite
+from meristem.gauges.gauge import Gauge, Instrument
+from meristem.gauges.probe import Fresh, Probe
+from meristem.growth.apply import apply_edit, check_held
+from meristem.growth.events import Event, GrowthEvent, Measurement
+from meristem.growth.former_state import former
+from meristem.growth.policy import Change, Decision, Policy
+from meristem.growth.state import joined, separated
+from meristem.model.growable import Growable
+from meristem.moves import Moves
+from meristem.plan import Plan
+from meristem.ranks import require_equal
 
-PROBED_SEQUENCES = 8  # of the whole batch, over all processes, that a measurement looks at
+VERSION = 1  # of the state
+ROUNDS = 8  # times that a policy may ask for more at one step
+
+
+@dataclass(frozen=True)
+class Growth:
+    """What a step brought: events, whether the structure changed, and what is recorded regularly.
+
+    Where parameters were `exchanged` the model has others now: an optimizer that the grower knows has them already,
+    but whoever else holds on to them, such as a wrapper for several processes, must be made anew. `moves` say, change
+    by change, which layers and heads went where.
+    """
+
+    events: list[Event] = field(default_factory=list)
+    changed: bool = False
+    exchanged: bool = False
+    observation: Mapping[str, Any] | None = None
+    moves: list[Moves] = field(default_factory=list)
+
+
+def prepared(plan: Plan, policies: Sequence[Policy]) -> Plan:
+    """The plan with what the policies must find in it before training; the model is built from this one."""
+    for policy in policies:
+        plan = policy.prepare(plan)
+    return plan
 
 
 class Grower:
     """Grows `model` while it trains: call `step` after every update of the optimizer.
 
-    With `Sgt` loops are born; the model is built from `policy.prepare(plan)`. With `Incrt` (or `Published`, or
-    `RandomBirths`, to compare with) heads are born and leave: the layers' projections are then exchanged in the model
-    and in the optimizer (see `Growth.exchanged`); without one that is left to the caller, or what is born never
-    learns. With `observe_every` the entropy of every head is reported every so many updates; without a policy that is
-    all a grower does. Under torch.distributed the processes measure together, the first one decides, and all compare
-    their plans.
+    The model is built from `prepared(plan, policies)`. The optimizer is given what takes the place of parameters, with
+    its moments; without one that is left to the caller, or what is born never learns. Under torch.distributed the
+    processes measure together, all decide from the same numbers, and they compare their plans. `instruments` stand in
+    for those that the gauges would make, as tests want.
+
+        policies = [Incrt(), Sgt(total_steps=5000)]
+        model = Decoder(prepared(Plan.prism(layers=12, width=768, heads=12), policies))
+        grower = Grower(model, optimizer, policies)
+        ...
+        growth = grower.step(tokens, targets)
     """
 
     def __init__(
         self,
-        model: Transformer,
+        model: Growable,
         optimizer: torch.optim.Optimizer | None = None,
-        policy: Sgt | Policy | None = None,
+        policies: Sequence[Policy] = (),
         *,
-        gauge: EntropyGauge = EntropyGauge(),  # noqa: B008  (immutable)
-        observe_every: int = 0,
+        instruments: Mapping[Gauge, Instrument] | None = None,
     ) -> None:
-        self.heads = HeadGrowth(model, optimizer, policy) if isinstance(policy, Policy) else None
-        policy = policy if isinstance(policy, Sgt) else None
-        if policy is not None or observe_every > 0:
-            as_decoder(model)
-        if policy is not None and policy.prepare(model.plan).gates != model.plan.gates:
-            raise InputError("model.plan.gates", model.plan.gates, "build the model from policy.prepare(plan)")
-        if model.gate_delta is not None:
-            check_held(optimizer, "gate_delta", model.gate_delta)
-        self.model, self.policy, self.gauge, self.observe_every = model, policy, gauge, observe_every
+        self.model, self.optimizer = model, optimizer
+        self.policies = _named(policies)
+        for policy in self.policies.values():
+            policy.check(model.plan)
+        _check_optimizer(model, optimizer)
+        self.states = {name: policy.begin(model.plan) for name, policy in self.policies.items()}
+        self._fakes = dict(instruments or {})
+        gauges = dict.fromkeys(gauge for policy in self.policies.values() for gauge in policy.remembers)
+        self.instruments = {gauge: self._instrument(gauge) for gauge in gauges}  # those with a memory
         self.done = 0
-        self.state = SgtState()
-        self.average = Ema(0.0 if policy is None else policy.beta)
 
     def step(self, tokens: Tensor, labels: Tensor | None = None, fresh: Fresh | None = None) -> Growth:
         """Measure and grow, when either is due, after an update on tokens (B, T), this process's share of the batch.
 
-        `Incrt` also needs the labels, and `fresh` batches, not trained on yet, to try a head's removal on; without,
-        that is done on the present batch.
+        Some gauges also need the labels, and `fresh` batches, not trained on yet; without these, trials are made on the
+        present batch.
         """
-        growth = self._loops(tokens)
-        if self.heads is None:
-            return growth
-        if labels is None:
-            raise InputError("labels", None, "are needed to measure what the task asks of attention")
-        heads = self.heads.step(tokens, labels, fresh)
-        changed, exchanged = growth.changed or heads.changed, heads.exchanged
-        return Growth(growth.events + heads.events, changed, exchanged, growth.observation)
-
-    def _loops(self, tokens: Tensor) -> Growth:
         self.done += 1
-        policy, done = self.policy, self.done
-        probes = policy is not None and policy.probes(self.state, done)
-        observes = self.observe_every > 0 and done % self.observe_every == 0
-        readings = self._measure(tokens) if probes or observes else None
-        if readings is not None and probes:
-            self.average.add(readings.entropy)
-        observation = self._observation(readings) if observes and readings is not None else None
-        if policy is None:
-            return Growth(observation=observation)
-        events: list[dict[str, Any]] = []
-        if policy.decides(self.state, done):
-            assert readings is not None
-            events.append(self._decide(policy, readings))
-        edits = self._apply(policy)
-        events += [_faded(edit) for edit in edits if not any(event["layer"] == edit.layer for event in events)]
-        if edits:
+        probe, growth = Probe(self.model, tokens, labels, fresh), _Step(self.done)
+        for gauge in dict.fromkeys(gauge for name in self.policies for gauge in self._feeding(name)):
+            self.instruments[gauge].feed(probe)
+        for name, policy in self.policies.items():
+            needs = policy.needs(self.states[name], self.done, self.model.plan)
+            if needs is not None:
+                self._follow(name, self._decided(name, needs, probe, growth), probe, growth)
+        if growth.moves:
             require_equal(self.model.plan.digest, "plan")
-        if policy.is_ramping(self.state, done):
-            self._set_ramps(policy)
-        return Growth(events, bool(edits), observation=observation)
+        return growth.result()
 
-    # --- measuring --------------------------------------------------------------------------------------------------
+    # --- measuring and deciding -------------------------------------------------------------------------------------
 
-    def _measure(self, tokens: Tensor) -> HeadReadings:
-        """Entropies averaged over the same few sequences of the batch however many processes share it."""
-        chosen = tokens[some_of(len(tokens), PROBED_SEQUENCES)]
-        readings = read_heads(self.model, chosen if len(chosen) else tokens[:1], self.gauge)
-        entropy = readings.entropy if len(chosen) else torch.zeros_like(readings.entropy)
-        total = sum_over_ranks(torch.cat((entropy, torch.full_like(entropy[:1], float(len(chosen))))))
-        updates = {place: mean_over_ranks(update) for place, update in readings.updates.items()}
-        return HeadReadings(total[:-1] / total[-1], updates)
+    def _feeding(self, name: str) -> tuple[Gauge, ...]:
+        return self.policies[name].feeding(self.states[name], self.done, self.model.plan)
 
-    def _by_layer(self, entropy: Tensor) -> list[list[float]]:
-        values = entropy.tolist()
-        return [values[a:b] for a, b in pairwise(accumulate(self.model.plan.heads, initial=0))]
+    def _instrument(self, gauge: Gauge) -> Instrument:
+        return self._fakes[gauge] if gauge in self._fakes else gauge.instrument(self.model)
 
-    def _observation(self, readings: HeadReadings) -> dict[str, Any]:
-        return {"head_entropy": _recorded(self._by_layer(readings.entropy)), **self._loop_facts(readings)}
+    def _read(self, gauge: Gauge, probe: Probe) -> Any:
+        return (self.instruments.get(gauge) or self._instrument(gauge)).read(probe)
 
-    def _loop_facts(self, readings: HeadReadings) -> dict[str, Any]:
-        """Strength and relative size of every loop's update."""
-        gates = self.model.gates
-        loops = [
-            {
-                "layer": layer,
-                "heads": list(loop.heads),
-                "passes": loop.passes,
-                "gates": None if gates is None else _recorded(gates[layer, : loop.passes, : len(loop.heads)].tolist()),
-                "update": _recorded([[float(readings.updates[layer, n]) for n in range(1, loop.passes + 1)]])[0],
-            }
-            for layer, loop in self.model.plan.loops.items()
-        ]
-        return {"loops": loops} if loops else {}
+    def _decided(self, name: str, needs: Sequence[Gauge], probe: Probe, growth: _Step) -> Decision:
+        """A policy's decision from what it needs, and from what it finds out that it needs besides."""
+        policy, state, plan = self.policies[name], self.states[name], self.model.plan
+        for _ in range(ROUNDS):
+            growth.readings |= {gauge: self._read(gauge, probe) for gauge in needs if gauge not in growth.readings}
+            decision = policy.decide(state, self.done, plan, growth.readings)
+            if not decision.needs:
+                return decision
+            needs = decision.needs
+        raise InputError("policy", name, f"must decide after {ROUNDS} rounds of readings")
 
-    # --- growing ----------------------------------------------------------------------------------------------------
+    # --- changing ---------------------------------------------------------------------------------------------------
 
-    def _decide(self, policy: Sgt, readings: HeadReadings) -> dict[str, Any]:
-        entropies = self._by_layer(self.average.mean)
-        before = self._loop_facts(readings)
-        decision = from_first_rank(policy.decide(self.state, self.done, entropies))
-        self.state, self.average = decision.state, Ema(policy.beta)
-        grown = next((g for g in self.state.grown if g.layer == decision.layer), None)
-        return {
-            "event": "growth",
-            "action": decision.action,
-            "layer": decision.layer,
-            "heads": None if grown is None else list(grown.heads),
-            "passes": None if grown is None else len(grown.births),
-            "birth": policy.birth,
-            "rule": decision.rule,
-            "shortlist": list(decision.shortlist),
-            "layer_entropy": _recorded([[sum(layer) / len(layer) for layer in entropies]])[0],
-            "head_entropy": _recorded(entropies),
-            "next_decision": policy.next_decision(self.state),
-            **before,
-        }
+    def _follow(self, name: str, decision: Decision, probe: Probe, growth: _Step) -> None:
+        """Carry out a decision, unless another policy has just changed the same layer: then it decides again later."""
+        for change in decision.changes:
+            other = growth.changed.get(change.layer) if change.edits and change.layer is not None else None
+            if other is not None:
+                rule = f"{other} has just changed layer {change.layer}: to be decided again ({change.rule})"
+                growth.events.append(GrowthEvent(self.done, name, "postponed", rule, change.layer, {}, self._digest))
+                return
+        self.states[name] = decision.state
+        for change in decision.changes:
+            self._change(name, change, probe, growth)
+        for edit in decision.quiet:
+            apply_edit(self.model, self.optimizer, edit)
+        if decision.measured is not None:
+            growth.events.append(Measurement(self.done, name, decision.measured, self._digest))
+        if decision.observed is not None:
+            growth.observation = decision.observed
 
-    def _apply(self, policy: Sgt) -> list[LoopHeads]:
-        plan = self.model.plan
-        edits = policy.edits(plan, self.state, self.done)
-        for edit in edits:
-            plan = edit.apply(plan)
-        if edits:
-            self.model.restructure(plan)
-        return edits
-
-    @torch.no_grad()
-    def _set_ramps(self, policy: Sgt) -> None:
-        ramp = self.model.gate_ramp
-        assert ramp is not None
-        values = torch.zeros(ramp.shape)
-        for layer, strengths in policy.ramps(self.model.plan, self.state, self.done).items():
-            passes, heads = len(strengths), len(strengths[0])
-            values[layer, :passes, :heads] = torch.tensor(strengths)
-        ramp.copy_(values.pin_memory() if ramp.is_cuda else values, non_blocking=True)
+    def _change(self, name: str, change: Change, probe: Probe, growth: _Step) -> None:
+        for edit in change.edits:
+            moves = apply_edit(self.model, self.optimizer, edit)
+            growth.moved(name, change.layer, moves)
+            if not moves.stays:
+                for instrument in self.instruments.values():
+                    instrument.follow(moves, self.model.plan)
+                for other, policy in self.policies.items():
+                    self.states[other] = policy.moved(self.states[other], self.done, self.model.plan, moves)
+        if change.edits:  # what was seen is of the structure before
+            probe.forget()
+            growth.readings.clear()
+        event = GrowthEvent(self.done, name, change.action, change.rule, change.layer, change.facts, self._digest)
+        growth.events.append(event)
 
     @property
-    def _rule(self) -> dict[str, Any]:
-        """The policy's settings as they come back from JSON."""
-        return {} if self.policy is None else json.loads(json.dumps(asdict(self.policy)))
+    def _digest(self) -> str:
+        return self.model.plan.digest
 
     # --- state ------------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain values for JSON, from which `load_state_dict` goes on exactly."""
-        average = self.average
-        return {
-            "done": self.done,
-            "rule": self._rule,
-            "policy": self.state.to_dict(),
-            "average": {
-                "value": None if average.value is None else average.value.tolist(),
-                "count": average.count,
-            },
-            "heads": None if self.heads is None else self.heads.values(),
-        }
+        """Plain values for JSON, from which `load_state_dict` goes on exactly; the large part is in `tensors`."""
+        return separated(self._tree())[0]
 
     def tensors(self) -> dict[str, Tensor]:
         """The part of the state that is too large for JSON."""
-        return {} if self.heads is None else self.heads.tensors()
+        return separated(self._tree())[1]
 
-    def load_state_dict(self, data: dict[str, Any], tensors: Mapping[str, Tensor] | None = None) -> None:
-        """Go on from a state. The model is given the loops that belong to it; it must have the heads already."""
-        for name in ("done", "rule", "policy", "average", *(("heads",) if self.heads is not None else ())):
-            if data.get(name) is None:
-                raise InputError(f"state.{name}", None, "is missing: this is no state of a grower like this one")
-        if self.heads is not None:
-            self.heads.load(tensors or {}, data["heads"])
-        check_rule(self._rule, data["rule"])
-        self.done, self.state = data["done"], SgtState.from_dict(data["policy"])
-        value: Sequence[float] | None = data["average"]["value"]
-        weight = self.model.embedding.weight
-        wide = torch.float64 if weight.dtype == torch.float64 else torch.float32
-        tensor = None if value is None else torch.tensor(value, dtype=wide, device=weight.device)
-        self.average = Ema(self.average.beta, tensor, data["average"]["count"])
-        if self.policy is not None:
-            self.model.restructure(self.model.plan.bare)
-            self._apply(self.policy)
-            if self.state.grown:
-                self._set_ramps(self.policy)
+    def _tree(self) -> dict[str, Any]:
+        policies = {
+            name: {"settings": policy.settings, "state": policy.dump(self.states[name])}
+            for name, policy in self.policies.items()
+        }
+        gauges = {repr(gauge): instrument.state() for gauge, instrument in self.instruments.items()}
+        return {"version": VERSION, "done": self.done, "policies": policies, "gauges": gauges}
 
-
-def _faded(edit: LoopHeads) -> dict[str, Any]:
-    """The end of a published birth: the heads that were not chosen have left."""
-    return {
-        "event": "growth",
-        "action": "fade",
-        "layer": edit.layer,
-        "heads": list(edit.heads),
-        "passes": edit.passes,
-        "rule": "a window has passed since the birth",
-        "shortlist": [],
-    }
+    def load_state_dict(self, data: Mapping[str, Any], tensors: Mapping[str, Tensor] | None = None) -> None:
+        """Go on from a state, with a model that has the structure that belongs to it."""
+        tree = joined(former(data, tensors or {}, self.policies) if "version" not in data else data, tensors or {})
+        for name in ("version", "done", "policies", "gauges"):
+            if tree.get(name) is None:
+                raise InputError(f"state.{name}", None, "is missing: this is no state of a grower")
+        if tree["policies"].keys() != self.policies.keys():
+            raise InputError("policies", list(self.policies), f"must be {list(tree['policies'])}, as in the state")
+        states = {}
+        for name, policy in self.policies.items():
+            saved = tree["policies"][name]
+            _check_settings(name, policy.settings, saved["settings"])
+            states[name] = policy.load(saved["state"])
+        self.states, self.done = states, tree["done"]
+        for gauge, instrument in self.instruments.items():
+            if repr(gauge) not in tree["gauges"]:
+                raise InputError("state.gauges", list(tree["gauges"]), f"must have {gauge!r}")
+            instrument.load(tree["gauges"][repr(gauge)])
 
 
-def _recorded(layers: list[list[float]]) -> list[list[float | None]]:
-    """Values for JSON, layer by layer."""
-    return [[finite(value) for value in layer] for layer in layers]
+class _Step:
+    """What has happened at a step so far."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+        self.readings: dict[Gauge, Any] = {}
+        self.events: list[Event] = []
+        self.moves: list[Moves] = []
+        self.changed: dict[int | None, str] = {}  # layers, by their present numbers, and who has changed them
+        self.observation: Mapping[str, Any] | None = None
+
+    def moved(self, policy: str, layer: int | None, moves: Moves) -> None:
+        """A policy has changed something in a layer."""
+        followed = {None if old is None else moves.layer(old): who for old, who in self.changed.items()}
+        self.changed = {**followed, layer: policy, **dict.fromkeys(moves.touched, policy)}
+        self.moves.append(moves)
+
+    def result(self) -> Growth:
+        exchanged = any(not moves.stays for moves in self.moves)
+        return Growth(self.events, bool(self.moves), exchanged, self.observation, self.moves)
+
+
+def _named(policies: Sequence[Policy]) -> dict[str, Policy]:
+    """The policies by their names, in order."""
+    if isinstance(policies, Policy):
+        raise InputError("policies", policies.title, "must be a list of policies, such as [Sgt(total_steps=5000)]")
+    named: dict[str, Policy] = {}
+    for policy in policies:
+        if not isinstance(policy, Policy):
+            raise InputError("policies", policy, "must be policies: objects whose class derives from meristem.Policy")
+        if policy.title in named:
+            raise InputError("policies", policy.title, "must have different names")
+        named[policy.title] = policy
+    return named
+
+
+def _check_optimizer(model: Growable, optimizer: torch.optim.Optimizer | None) -> None:
+    """Refuse an optimizer that would not train what grows."""
+    gates = getattr(model, "gate_delta", None)
+    if gates is not None:
+        check_held(optimizer, "gate_delta", gates)
+    for layer, block in enumerate(model.stack):
+        weights = block.attention.qkv.weight, block.attention.out.weight
+        check_held(optimizer, f"attention of layer {layer}", *weights)
+
+
+def _check_settings(name: str, mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> None:
+    """Refuse to go on from a state that a policy with other settings left."""
+    mine = json.loads(json.dumps(mine))
+    for key in mine.keys() & theirs.keys():
+        if mine[key] != theirs[key]:
+            raise InputError(f"{name}.{key}", mine[key], f"must be {theirs[key]!r}, as in the state")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import groupby
 from typing import Any
 
@@ -26,6 +27,9 @@ def describe_growth(event: dict[str, Any]) -> str:
     """A decision in one line."""
     if event["action"] in ("birth", "removal", "spare"):
         return _describe_head(event)
+    if event["action"] not in ("add", "fade", "deepen", "fix", "wait"):
+        where = "" if event.get("layer") is None else f" in layer {event['layer']}"
+        return f"{event['action']}{where} ({event['rule']})"
     heads = ", ".join(map(str, event["heads"] or ()))
     looped = f"all heads, {heads} to stay" if event.get("birth") == "paper" else f"heads {heads}"
     done = {
@@ -54,7 +58,7 @@ def _describe_head(event: dict[str, Any]) -> str:
 MEASURES = {"demand": "demand", "published": "energy"}  # by criterion; births at random times measure nothing
 
 
-def describe_demand(event: dict[str, Any], criterion: str) -> str:
+def describe_demand(event: Mapping[str, Any], criterion: str) -> str:
     """The heads of all layers, and the demand of the layer that is nearest to a birth, or farthest above."""
     measured = zip(event["demand"], event["noise"], event["threshold"], strict=True)
     known = [

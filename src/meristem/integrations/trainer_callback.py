@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from torch.utils.hooks import RemovableHandle
 
 from meristem.errors import InputError, RunError, missing_extra
 from meristem.files import read_json, write_atomically
-from meristem.growth import Grower
+from meristem.growth import BlockLoop, Grower, Observe, Sgt
 from meristem.growth.wording import describe_growth
 
 try:
@@ -34,9 +34,10 @@ class GrowthCallback(TrainerCallback):  # type: ignore[misc]  # has no types
     """
 
     def __init__(self, grower: Grower) -> None:
-        if grower.heads is not None:
-            expected = "exchanges parameters, which a Trainer would not follow; use meristem train or your own loop"
-            raise InputError("policy", type(grower.heads.policy).__name__, expected)
+        for name, policy in grower.policies.items():
+            if not isinstance(policy, (Sgt, BlockLoop, Observe)):
+                expected = "may exchange parameters, which a Trainer would not follow; use your own loop"
+                raise InputError("policy", name, expected)
         self.grower = grower
         self.events: list[dict[str, Any]] = []
         self.observations: list[dict[str, Any]] = []
@@ -52,7 +53,9 @@ class GrowthCallback(TrainerCallback):  # type: ignore[misc]  # has no types
                 raise RunError(f"{path}: not found; growth can only be resumed from checkpoints of this output_dir")
             self.grower.load_state_dict(read_json(path))
         self._release()  # a run that ended with an error left its hook behind
-        self._hook = self.grower.model.register_forward_pre_hook(self._remember, with_kwargs=True)
+        self._hook = cast("torch.nn.Module", self.grower.model).register_forward_pre_hook(
+            self._remember, with_kwargs=True
+        )
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         assert self._tokens is not None
@@ -60,8 +63,9 @@ class GrowthCallback(TrainerCallback):  # type: ignore[misc]  # has no types
             growth = self.grower.step(self._tokens)
         self._tokens = None
         for event in growth.events:
-            self.events.append({"step": state.global_step, **event})
-            state.log_history.append({"step": state.global_step, "growth": describe_growth(event)})
+            entry = {**event.to_dict(), "step": state.global_step}
+            self.events.append(entry)
+            state.log_history.append({"step": state.global_step, "growth": describe_growth(entry)})
         if growth.observation is not None:
             self.observations.append({"step": state.global_step, **growth.observation})
 

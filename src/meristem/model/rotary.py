@@ -28,10 +28,17 @@ class RotaryTables(nn.Module):
 
     def __init__(self, dims: Iterable[int], length: int) -> None:
         super().__init__()
+        self.length = length
+        self.add(dims)
+
+    def add(self, dims: Iterable[int]) -> None:
+        """Tables for head dims that have none yet, where the others are."""
+        device = next((table.device for table in self.buffers()), None)
         for dim in sorted(set(dims)):
-            cos, sin = rotary_table(dim, length)
-            self.register_buffer(f"cos_{dim}", cos, persistent=False)
-            self.register_buffer(f"sin_{dim}", sin, persistent=False)
+            if not hasattr(self, f"cos_{dim}"):
+                cos, sin = rotary_table(dim, self.length)
+                self.register_buffer(f"cos_{dim}", cos.to(device), persistent=False)
+                self.register_buffer(f"sin_{dim}", sin.to(device), persistent=False)
 
     def pair(self, dim: int, positions: slice | Tensor) -> RotaryPair:
         """Rows of the table of one head dim: a range shared by the batch, or positions (B, T) of their own."""

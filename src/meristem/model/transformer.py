@@ -5,7 +5,7 @@ Pre-norm RMSNorm, rotary positions over each layer's own head dim, SwiGLU, no bi
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
@@ -17,7 +17,7 @@ from meristem.model.backends import choose_backends
 from meristem.model.block import INIT_STD, Block, Norm, Pass, PassWatch, draw_normal
 from meristem.model.cache import KVCache
 from meristem.model.rotary import RotaryPair, RotaryTables
-from meristem.plan import Plan
+from meristem.plan import LayerPlan, Plan
 
 
 class Output(NamedTuple):
@@ -71,10 +71,11 @@ class Transformer(nn.Module):
     def __init__(self, plan: Plan) -> None:
         super().__init__()
         self.plan = plan
+        self._kernels: tuple[torch.device, torch.dtype, str] | None = None  # as they were asked for
         self.embedding = nn.Embedding(plan.vocabulary, plan.width)
         self.blocks = nn.ModuleList(Block(plan.width, plan.feed_forward, layer) for layer in plan.layers)
         self.norm = Norm(plan.width)
-        self.rotary = RotaryTables(plan.head_dims, plan.context)
+        self.rotary = RotaryTables((layer.head_dim for layer in (*plan.layers, *plan.target)), plan.context)
         gates = plan.gates
         shape = (0, 0, 0) if gates is None else (len(plan.layers), gates.passes, gates.heads)
         self.register_buffer("gate_ramp", None if gates is None else torch.zeros(shape))
@@ -138,10 +139,22 @@ class Transformer(nn.Module):
             for index, loop in self.plan.loops.items():
                 self.gate_ramp[index, : loop.passes, : len(loop.heads)] = 1
 
+    def make_block(self, layer: LayerPlan) -> Block:
+        """A block of the given shape where the others are, whose weights are still to be given."""
+        weight = self.embedding.weight
+        with torch.device("meta"):  # nothing is drawn
+            block = Block(self.plan.width, self.plan.feed_forward, layer)
+        block = block.to(weight.dtype).to_empty(device=weight.device).train(self.training)
+        block.attention.restructure(layer)
+        if self._kernels is not None:
+            (block.attention.backend,) = self._chosen_kernels([layer], *self._kernels)
+        return block
+
     def take(self, plan: Plan) -> None:
         """Follow a plan whose changes the weights already have."""
         for block, layer in zip(self.stack, plan.layers, strict=True):
             block.attention.restructure(layer)
+        self.rotary.add(plan.head_dims)
         self.plan = plan
 
     def restructure(self, plan: Plan) -> None:
@@ -165,10 +178,16 @@ class Transformer(nn.Module):
 
     def use_attention(self, device: torch.device, dtype: torch.dtype, wanted: str = "auto") -> list[str]:
         """Fix the attention kernel of every layer for training in `dtype`, and return their names."""
-        names = choose_backends(self.plan.layers, device, dtype, wanted, masked=self.plan.classes is not None)
+        self._kernels = (device, dtype, wanted)
+        names = self._chosen_kernels(self.plan.layers, device, dtype, wanted)
         for block, name in zip(self.stack, names, strict=True):
             block.attention.backend = name
         return names
+
+    def _chosen_kernels(
+        self, layers: Sequence[LayerPlan], device: torch.device, dtype: torch.dtype, wanted: str
+    ) -> list[str]:
+        return choose_backends(layers, device, dtype, wanted, masked=self.plan.classes is not None)
 
     # --- the way through the blocks ---------------------------------------------------------------------------------
 

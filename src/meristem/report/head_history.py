@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from meristem.growth.outcome import expected_heads
+from meristem.growth.events import expected_heads
 from meristem.growth.wording import MEASURES, describe_growth
 from meristem.wording import counted
 

@@ -13,9 +13,7 @@ import torch
 
 from meristem.errors import InputError
 from meristem.files import write_atomically
-from meristem.growth.criteria import Policy
-from meristem.growth.policies.incrt import Incrt
-from meristem.growth.policies.published import Published
+from meristem.growth import Incrt, Policy, Prune, Published
 from meristem.growth.wording import MEASURES
 from meristem.report.head_history import HeadHistory, change_text
 from meristem.report.heads_figure import heads_svg
@@ -58,11 +56,11 @@ class Demo:
         return self.steps or (MANY_STEPS if self.teacher.answer > MANY_HEADS else STEPS)
 
     @property
-    def policy(self) -> Policy:
+    def policies(self) -> list[Policy]:
         if self.criterion == "demand":
-            return Incrt(seed=self.seed)
+            return [Incrt(seed=self.seed), Prune()]
         # It runs out of directions when it has one more head than the model is wide; more cannot come of it.
-        return Published(max_heads=self.teacher.width + 1, seed=self.seed)
+        return [Published(max_heads=self.teacher.width + 1, seed=self.seed)]
 
     @property
     def title(self) -> str:
@@ -96,7 +94,7 @@ def show(demo: Demo, out: Path) -> Found:
 
         record(0, "start", demo="incrt", **asdict(demo))
         view.note(f"{demo.title}.")
-        outcome = grow(demo.teacher, demo.policy, steps=demo.updates, seed=demo.seed, report=report)
+        outcome = grow(demo.teacher, demo.policies, steps=demo.updates, seed=demo.seed, report=report)
         record(demo.updates, "finished", heads=outcome.heads, loss=outcome.loss)
     history = HeadHistory((1,), demo.updates, outcome.events, losses, demo.criterion)
     write_atomically(out / PICTURE, heads_svg(history, demo.title, LOSSES))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from meristem.growth.criteria import Policy
-from meristem.growth.head_growth import HeadGrowth
+from meristem.growth import Grower, Policy
 from meristem.synthetic.known_tasks import KnownTask
 from meristem.synthetic.student import Student
 
@@ -33,7 +32,7 @@ class Found:
 
 def grow(
     task: KnownTask,
-    policy: Policy | None,
+    policies: Sequence[Policy] = (),
     *,
     steps: int = 3000,
     head_dim: int = 4,
@@ -43,16 +42,14 @@ def grow(
     rate: float = RATE,
     report: Callable[[int, float, int, list[dict[str, Any]]], None] = lambda *facts: None,
 ) -> Found:
-    """Train a student that starts with `heads` heads; without a policy it keeps them.
+    """Train a student that starts with `heads` heads; without policies it keeps them. Births end with the fast rate.
 
     `report` is called after every update with the updates done, the loss, the heads, and the decisions of that step.
     """
     model = Student(task.width, task.length, head_dim, heads, seed)
     optimizer = torch.optim.Adam(model.parameters(), rate)
     decay = round(DECAY * steps)
-    grower = None
-    if policy is not None:
-        grower = HeadGrowth(model, optimizer, replace(policy, last_birth=min(policy.last_birth, decay)))
+    grower = Grower(model, optimizer, [_ending(policy, decay) for policy in policies])
     events = []
 
     def fresh(step: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -66,12 +63,17 @@ def grow(
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        new = []
-        if grower is not None:
-            growth = grower.step(tokens, targets, partial(fresh, step))
-            new = [{"step": step, **event} for event in growth.events]
+        growth = grower.step(tokens, targets, partial(fresh, step))
+        new = [event.to_dict() for event in growth.events]
         events += new
         report(step, float(loss.detach()), model.plan.heads[0], new)
     with torch.no_grad():
         final = model.loss(*task.batch(TESTED, FRESH - 1))
     return Found(task, model.plan.heads[0], float(final), events)
+
+
+def _ending(policy: Policy, step: int) -> Policy:
+    """The policy without births after a step, if it knows of such an end."""
+    if not hasattr(policy, "last_birth"):
+        return policy
+    return replace(policy, last_birth=min(policy.last_birth, step))  # type: ignore[type-var]

@@ -30,7 +30,7 @@ class Student(nn.Module):
         super().__init__()
         layer = LayerPlan(heads, head_dim, heads)
         self.plan = Plan(width=width, vocabulary=1, context=length, feed_forward=1, layers=(layer,))
-        self.layers = nn.ModuleList([StudentLayer(width, layer)])
+        self.blocks = nn.ModuleList([StudentLayer(width, layer)])
         # Angles of zero: the tokens have no order.
         self.register_buffer("cos", torch.ones(length, 1, head_dim))
         self.register_buffer("sin", torch.zeros(length, 1, head_dim))
@@ -44,7 +44,11 @@ class Student(nn.Module):
 
     @property
     def stack(self) -> list[StudentLayer]:
-        return list(self.layers)  # type: ignore[arg-type]
+        return list(self.blocks)  # type: ignore[arg-type]
+
+    def make_block(self, layer: LayerPlan) -> StudentLayer:
+        """Another layer, with weights of its own."""
+        return StudentLayer(self.plan.width, layer)
 
     def take(self, plan: Plan) -> None:
         """Follow a plan whose changes the weights already have."""

@@ -8,10 +8,8 @@ import torch
 
 from meristem.config import Config, GrowthConfig, in_growth
 from meristem.errors import InputError, RunError
-from meristem.gauges import EntropyGauge
-from meristem.growth import BlockLoop, Grower, Incrt, Sgt
-from meristem.growth.criteria import Policy
-from meristem.growth.head_growth import check_growable
+from meristem.growth import BlockLoop, Grower, Incrt, Published, RandomBirths, Sgt
+from meristem.growth.births import check_growable
 from meristem.growth.policies.block_loop import steady_layers
 from meristem.model import Transformer
 from meristem.plan import Loop, Plan
@@ -61,7 +59,8 @@ def _check_keys(config: Config, plan: Plan) -> None:
 
 def _check_growth(config: Config, plan: Plan) -> None:
     """Refuse a run in which no head could be born or leave, or that is over before one could be born."""
-    policy = config.incrt.policy(config.train.steps)
+    policy, *_ = config.incrt.policies(config.train.steps)
+    assert isinstance(policy, Incrt | Published | RandomBirths)
     if 0 < policy.max_heads <= min(plan.heads) and (max(plan.heads) == 1 or not config.incrt.prune):
         expected = f"must be above the heads that every layer has at the start, {min(plan.heads)}, or 0 for no limit"
         raise InputError("incrt.max_heads", policy.max_heads, expected)
@@ -128,16 +127,6 @@ def _structure(source: Path) -> tuple[Plan, list[list[float]] | None]:
     return folder.newest_plan, max(whole, key=lambda entry: entry["step"])["head_entropy"] if whole else None
 
 
-def make_grower(config: Config, model: Transformer, optimizer: torch.optim.Optimizer, start: Plan) -> Grower | None:
-    """The grower of a run that began with the plan `start`; None if it neither grows nor observes."""
-    growth = config.growth
-    policy: Sgt | Policy | None = None
-    if growth.policy == "incrt":
-        policy = config.incrt.policy(config.train.steps)
-    elif growth.policy == "sgt" and not start.is_looped:
-        policy = growth.sgt(config.train.steps)
-    if policy is None and not growth.observe:
-        return None
-    every = (growth.observe_every or max(1, config.train.steps // 100)) if growth.observe else 0
-    gauge = EntropyGauge(growth.rows, growth.probe)
-    return Grower(model, optimizer, policy, gauge=gauge, observe_every=every)
+def make_grower(config: Config, model: Transformer, optimizer: torch.optim.Optimizer) -> Grower | None:
+    """The grower of a run; None if it neither grows nor observes."""
+    return Grower(model, optimizer, config.policies) if config.policies else None

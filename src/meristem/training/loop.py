@@ -151,7 +151,7 @@ class Trainer:
         self.model = self.task.model(plan).to(device)
         self.kernels = self.model.use_attention(device, compute_dtype(device), config.train.attention)
         self.optimizer = make_optimizer(self.model, config.optimizer)
-        self.grower = make_grower(config, self.model, self.optimizer, folder.plan)
+        self.grower = make_grower(config, self.model, self.optimizer)
         self.progress = Progress()
         self.begins = checkpoint is None
         self.rewinds = folder.rewinds
@@ -284,7 +284,7 @@ class Trainer:
             self.gradients.restructured(self.peers.wrap(self.model) if growth.exchanged else None)
             record.restructured(step, self.plan)
         for event in growth.events:
-            record.growth(step, event)
+            record.growth(event)
         if growth.observation is not None:
             record.observation(step, growth.observation)
         return stopping

@@ -8,6 +8,7 @@ from typing import Any
 
 from meristem.config import Config, flatten
 from meristem.devices import peak_flops
+from meristem.growth.events import Event, GrowthEvent
 from meristem.growth.wording import describe_demand, describe_growth
 from meristem.plan import Plan
 from meristem.records import finite
@@ -87,22 +88,22 @@ class Recorder:
         self._plan, self._step_flops = plan, self._task.step_flops(plan)
         self.display.restructured(plan)
 
-    def growth(self, step: int, event: dict[str, Any]) -> None:
+    def growth(self, event: Event) -> None:
         """A decision about the structure, or what was measured where there was nothing to decide."""
-        facts = {key: value for key, value in event.items() if key != "event"}
-        self.event(event["event"], step, **facts, plan=self._plan.digest)
-        if event["event"] == "growth":
-            self.display.note(f"step {step}: {describe_growth(event)}")
-        if "demand" in event:
-            self.display.status(describe_demand(event, self.config.incrt.criterion))
-        self._warn(step, event)
+        if self.peers.first:
+            self.logs[self.folder.events].append(event.to_dict())
+        if isinstance(event, GrowthEvent):
+            self.display.note(f"step {event.step}: {describe_growth(event.to_dict())}")
+        if "demand" in event.facts:
+            self.display.status(describe_demand(event.facts, self.config.incrt.criterion))
+        self._warn(event.step, event.facts)
 
-    def observation(self, step: int, facts: dict[str, Any]) -> None:
+    def observation(self, step: int, facts: Mapping[str, Any]) -> None:
         if self.peers.first:
             self.logs[self.folder.entropy].append({"step": step, **facts})
             self._warn(step, facts)
 
-    def _warn(self, step: int, facts: dict[str, Any]) -> None:
+    def _warn(self, step: int, facts: Mapping[str, Any]) -> None:
         """Of loops that add more to the stream than it holds, once for each layer."""
         for loop in facts.get("loops", ()):
             large = any(size is None or size > 1 for size in loop["update"])

@@ -1,7 +1,7 @@
-"""INCRT by demand: heads are born while the task asks for them, and leave when they have become redundant.
+"""INCRT (arXiv 2604.10703) by demand: heads are born while the task asks for them.
 
-The policy is a pure state machine. A decision takes the demand of every layer and the training loss, and gives the next
-state with at most one birth in the whole network. Hits in a row, a cool-down, a test that the loss is not falling by
+A judgement takes the demand of every layer and the training loss, and gives the next state with at most one birth in
+the whole network. Hits in a row, a cool-down, a test that the loss is not falling by
 itself, and a threshold that doubles in a layer where a head had to go again keep it from running in circles.
 """
 
@@ -9,14 +9,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 from meristem.errors import InputError
-from meristem.gauges.demand import DemandReading
-from meristem.growth.policies.pruning import Pruning
-
-FULL = "the layer has as many heads as it may have"
+from meristem.gauges.demand import Demand, DemandReading, ModelDemand
+from meristem.gauges.gauge import Gauge
+from meristem.gauges.progress import TrainingLoss
+from meristem.growth.births import FULL, RelativeDemand, birth, check_growable, full_layers, head_facts, prepared_heads
+from meristem.growth.policy import Decision, Policy, Readings
+from meristem.moves import Moves
+from meristem.plan import Plan
+from meristem.records import finite
 
 
 @dataclass(frozen=True)
@@ -31,45 +35,34 @@ class LayerDemand:
 
 @dataclass(frozen=True)
 class IncrtState:
-    """Where the policy stands; `losses` are (updates done, smoothed loss) of decisions from a cool-down ago on."""
+    """Where the policy stands; `losses` are (updates done, smoothed loss) of decisions from a cool-down ago on.
+
+    `grown` says of every head of every layer whether it was born during the run.
+    """
 
     layers: tuple[LayerDemand, ...]
     last_change: int = 0
     losses: tuple[tuple[int, float], ...] = ()
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> IncrtState:
-        layers = tuple(LayerDemand(**layer) for layer in data["layers"])
-        return cls(layers, data["last_change"], tuple((done, loss) for done, loss in data["losses"]))
+    grown: tuple[tuple[bool, ...], ...] = ()
 
 
 @dataclass(frozen=True)
-class RelativeDemand:
-    """The demand of a layer that is left, of the largest there was; its standard error; and where births begin."""
-
-    demand: float
-    noise: float
-    threshold: float
-
-
-@dataclass(frozen=True)
-class DemandDecision:
+class DemandJudgement:
     """The next state; the layer that is given a head, if any; and for every layer why, and what was measured."""
 
     state: IncrtState
     layer: int | None
     rules: tuple[str, ...]
     relative: tuple[RelativeDemand, ...]
-    removal: None = None  # heads leave by another rule: see `pruning`
 
 
 @dataclass(frozen=True)
-class Incrt:
+class Incrt(Policy):
     """When heads are born. Times are updates."""
 
+    name: ClassVar[str] = "incrt"
+
+    start_heads: int = 0  # heads of every layer at the start, those of the plan being the ceiling; 0 for the plan's
     feed_every: int = 5  # updates between two looks at the demand
     decide_every: int = 50
     calibration: int = 20  # updates at the start in which the demand of a model without attention is measured
@@ -83,8 +76,6 @@ class Incrt:
     plateau: float = 0.25  # births wait while the loss falls by this share within a cool-down
     hits: int = 2  # decisions in a row
     feeds: int = 20  # that a layer's gauge must have seen since the last change there
-    prune: bool = True
-    pruning: Pruning = field(default_factory=Pruning)
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -106,6 +97,17 @@ class Incrt:
                 raise InputError(name, getattr(self, name), "must be above 0 and at most 1")
         if self.max_heads < 0:
             raise InputError("max_heads", self.max_heads, "must be 0, for no limit, or above")
+        if self.start_heads < 0:
+            raise InputError("start_heads", self.start_heads, "must be 0, for those of the plan, or above")
+
+    @property
+    def gauge(self) -> Demand:
+        """What the policy decides by."""
+        return Demand(self.calibration, self.seed)
+
+    @property
+    def remembers(self) -> tuple[Gauge, ...]:
+        return self.gauge, TrainingLoss()
 
     @property
     def first_birth(self) -> int:
@@ -119,9 +121,66 @@ class Incrt:
         hit = max(first, fed) + (self.hits - 1) * self.decide_every
         return max(hit, decision(self.warm_up), decision(first + self.cool_down))
 
-    def start(self, layers: int) -> IncrtState:
-        """Where the policy begins with a model of so many layers."""
-        return IncrtState((LayerDemand(),) * layers)
+    def prepare(self, plan: Plan) -> Plan:
+        """The plan with `start_heads` in every layer, and what it had as ceilings."""
+        return prepared_heads(plan, self.start_heads)
+
+    def check(self, plan: Plan) -> None:
+        check_growable(plan)
+
+    def begin(self, plan: Plan) -> IncrtState:
+        return IncrtState((LayerDemand(),) * len(plan.layers), grown=tuple((False,) * heads for heads in plan.heads))
+
+    def feeding(self, state: IncrtState, step: int, plan: Plan) -> tuple[Gauge, ...]:
+        """At first every batch, in which the model is seen without attention; then every few updates."""
+        if step <= self.calibration:
+            return (self.gauge,)
+        return self.remembers if step % self.feed_every == 0 else ()
+
+    def needs(self, state: IncrtState, step: int, plan: Plan) -> tuple[Gauge, ...] | None:
+        due = step > self.calibration and step % self.decide_every == 0
+        return self.remembers if due else None
+
+    def decide(self, state: IncrtState, step: int, plan: Plan, readings: Readings) -> Decision:
+        """At most one birth in the whole network."""
+        demand: ModelDemand = readings[self.gauge]
+        loss = readings[TrainingLoss()]
+        if demand.start:
+            state = self.calibrated(state, demand.start)
+        judged = self.judge(state, step, demand.layers, loss, full_layers(plan, self.max_heads))
+        facts = {
+            "loss": finite(loss),
+            **head_facts(plan, judged.relative, judged.rules, [self.predicted(s) for s in demand.spectra]),
+            "asymmetry": [finite(form.asymmetry) for form in demand.forms],
+            "rank": [finite(form.rank) for form in demand.forms],
+        }
+        if judged.layer is None:
+            return Decision(judged.state, measured=facts)
+        change = birth(plan, step, judged.layer, self.seed, judged.rules, facts, demand.directions[judged.layer])
+        return Decision(judged.state, (change,))
+
+    def moved(self, state: IncrtState, step: int, plan: Plan, moves: Moves) -> IncrtState:
+        """Where heads came or went the demand is measured anew; a copied block asks for what its source asked for."""
+        old = state
+
+        def born(new: int) -> LayerDemand:
+            source = moves.copies.get(new)
+            return LayerDemand() if source is None else replace(old.layers[source], hits=0, last=0.0)
+
+        layers = moves.of_layers(old.layers, born)
+        grown = moves.of_layers(old.grown, lambda new: (False,) * plan.heads[new])
+        state = replace(old, layers=layers, grown=grown)
+        for layer, heads in moves.heads.items():
+            gone = [was for head, was in enumerate(grown[layer]) if head not in heads]
+            flags = moves.of_heads(layer, grown[layer], lambda: True)
+            state = replace(state, grown=(*state.grown[:layer], flags, *state.grown[layer + 1 :]))
+            state = self.removed(state, step, layer, born_here=any(gone)) if gone else self._changed(state, step, layer)
+        return state
+
+    def load(self, data: Mapping[str, Any]) -> IncrtState:
+        layers = tuple(LayerDemand(**layer) for layer in data["layers"])
+        losses = tuple((step, loss) for step, loss in data["losses"])
+        return IncrtState(layers, data["last_change"], losses, tuple(tuple(layer) for layer in data["grown"]))
 
     def predicted(self, spectrum: Sequence[float]) -> dict[str, float]:
         """How many heads the singular values of the first demand, the largest first, let one expect.
@@ -151,10 +210,10 @@ class Incrt:
         """Whether the last change of the structure is long enough ago for another."""
         return done - state.last_change >= self.cool_down
 
-    def decide(
+    def judge(
         self, state: IncrtState, done: int, readings: Sequence[DemandReading], loss: float,
         full: Set[int] = frozenset(),
-    ) -> DemandDecision:  # fmt: skip
+    ) -> DemandJudgement:  # fmt: skip
         """After `done` updates; `loss` is smoothed, and layers that are `full` have as many heads as they may have."""
         state = self.calibrated(state, readings)
         relative = self.relative(state, readings)
@@ -172,7 +231,7 @@ class Incrt:
         else:
             held = {i: FULL if i in full else "another layer asks for more" for i in asking if i != chosen}
         rules = tuple(f"{rule}; {held[i]}" if i in held else rule for i, (_, rule) in enumerate(judged))
-        return DemandDecision(state if chosen is None else self._changed(state, done, chosen), chosen, rules, relative)
+        return DemandJudgement(state if chosen is None else self._changed(state, done, chosen), chosen, rules, relative)
 
     def removed(self, state: IncrtState, done: int, layer: int, *, born_here: bool) -> IncrtState:
         """After a head of a layer has been removed; where the policy gave birth to it, the layer becomes stricter."""

@@ -1,21 +1,36 @@
-"""INCRT as published: heads are born while the energy of the heads themselves is large; and births at random times.
+"""INCRT as published (arXiv 2604.10703): heads are born while the energy of the heads themselves is large.
 
-Both are there to be compared with births by demand, and are the same kind of pure state machine.
+It is there to be compared with births by demand.
 """
 
 from __future__ import annotations
 
 import math
-import random
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, replace
-from typing import Any
-
-import torch
+from typing import Any, ClassVar, Literal
 
 from meristem.errors import InputError
-from meristem.gauges.energy import EnergyGauge, EnergyReading, check_numerics
-from meristem.growth.policies.incrt import FULL, RelativeDemand
+from meristem.gauges.energy import Energy, EnergyReading, check_numerics
+from meristem.gauges.gauge import Gauge
+from meristem.gauges.progress import TrainingLoss
+from meristem.gauges.redundancy import HeadStandIn
+from meristem.growth.births import (
+    FULL,
+    RelativeDemand,
+    birth,
+    check_growable,
+    check_times,
+    full_layers,
+    head_facts,
+    prepared_heads,
+)
+from meristem.growth.edits import RemoveHead
+from meristem.growth.head_surgery import fewest_heads
+from meristem.growth.policy import Change, Decision, Policy, Readings
+from meristem.moves import Moves
+from meristem.plan import Plan
+from meristem.records import finite
 
 GROWS = "the energy is large and the trackers have settled"
 
@@ -34,16 +49,9 @@ class PublishedState:
 
     layers: tuple[tuple[QuietHead, ...], ...]
 
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> PublishedState:
-        return cls(tuple(tuple(QuietHead(**head) for head in layer) for layer in data["layers"]))
-
 
 @dataclass(frozen=True)
-class PublishedDecision:
+class PublishedJudgement:
     """The next state; the layer that is given a head, or the layer and head that goes, if any; and why."""
 
     state: PublishedState
@@ -54,7 +62,7 @@ class PublishedDecision:
 
 
 @dataclass(frozen=True)
-class Published:
+class Published(Policy):
     """When heads are born and leave, as published. Times are updates.
 
     The published loop decides at every feed and layer by layer, with no cool-down: there, several layers may change
@@ -62,7 +70,10 @@ class Published:
     before any removal; what has to wait is decided at the next feed.
     """
 
-    numerics: str = "author"
+    name: ClassVar[str] = "published"
+
+    numerics: Literal["author", "repaired"] = "author"
+    start_heads: int = 0  # heads of every layer at the start, those of the plan being the ceiling; 0 for the plan's
     feed_every: int = 5
     decide_every: int = 0  # if 0 at every feed, as published, or every tenth with repaired numerics
     last_birth: int = 10**12  # none after this
@@ -80,7 +91,7 @@ class Published:
         check_numerics(self.numerics)
         if not self.decide_every:
             object.__setattr__(self, "decide_every", self.feed_every * (1 if self.numerics == "author" else 10))
-        _check_times(self.feed_every, self.decide_every, self.max_heads)
+        check_times(self.feed_every, self.decide_every, self.max_heads)
         if self.decide_every % self.feed_every:
             raise InputError("decide_every", self.decide_every, f"must be a multiple of feed_every, {self.feed_every}")
         if self.patience < 1:
@@ -93,23 +104,78 @@ class Published:
         if not 0 < self.accuracy < 1:
             raise InputError("accuracy", self.accuracy, "must be above 0 and below 1")
 
-    def start(self, layers: int) -> PublishedState:
-        """Where the policy begins with a model of so many layers."""
-        return PublishedState(((),) * layers)
+    @property
+    def gauge(self) -> Energy:
+        """What the policy decides by."""
+        return Energy(self.numerics, self.share, self.complexity, self.accuracy, self.seed)
 
-    def gauge(
-        self, layers: int, width: int, *, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
-    ) -> EnergyGauge:
-        """The gauge whose readings this policy decides on."""
-        return EnergyGauge(
-            layers, width, numerics=self.numerics, share=self.share, complexity=self.complexity,
-            accuracy=self.accuracy, seed=self.seed, device=device, dtype=dtype,
-        )  # fmt: skip
+    @property
+    def remembers(self) -> tuple[Gauge, ...]:
+        return self.gauge, TrainingLoss()
 
-    def decide(
+    def prepare(self, plan: Plan) -> Plan:
+        """The plan with `start_heads` in every layer, and what it had as ceilings."""
+        return prepared_heads(plan, self.start_heads)
+
+    def check(self, plan: Plan) -> None:
+        check_growable(plan)
+
+    def begin(self, plan: Plan) -> PublishedState:
+        return PublishedState(((),) * len(plan.layers))
+
+    def feeding(self, state: PublishedState, step: int, plan: Plan) -> tuple[Gauge, ...]:
+        return self.remembers if step % self.feed_every == 0 else ()
+
+    def needs(self, state: PublishedState, step: int, plan: Plan) -> tuple[Gauge, ...] | None:
+        return self.remembers if step % self.decide_every == 0 else None
+
+    def decide(self, state: PublishedState, step: int, plan: Plan, readings: Readings) -> Decision:
+        """At most one birth or removal in the whole network."""
+        energy: Sequence[EnergyReading] = readings[self.gauge]
+        bare = {index for index, layer in enumerate(plan.layers) if layer.heads <= fewest_heads(layer)}
+        judged = self.judge(state, step, energy, full_layers(plan, self.max_heads), bare)
+        predicted = [  # those there are, and the births to come
+            {name: have + more for name, more in asdict(reading.predicted).items()}
+            for reading, have in zip(energy, plan.heads, strict=True)
+        ]
+        heads = [[head.asymmetry for head in reading.heads] for reading in energy]
+        facts = {
+            "loss": finite(readings[TrainingLoss()]),
+            **head_facts(plan, judged.relative, judged.rules, predicted),
+            "asymmetry": [finite(sum(layer) / len(layer) if layer else math.nan) for layer in heads],  # before any feed
+        }
+        if judged.layer is not None:
+            return Decision(judged.state, (birth(plan, step, judged.layer, self.seed, judged.rules, facts),))
+        if judged.removal is None:
+            return Decision(judged.state, measured=facts)
+        layer, head = judged.removal
+        stand_in = HeadStandIn(layer, head)
+        if stand_in not in readings:
+            return Decision(state, needs=(stand_in,))
+        out = readings[stand_in]
+        looped = plan.layers[layer].loop
+        if out is None or (looped is not None and head in looped.heads):
+            return Decision(judged.state, measured=facts)
+        facts |= {"head": head, "heads": [count - (index == layer) for index, count in enumerate(plan.heads)]}
+        removal = Change("removal", judged.rules[layer], (RemoveHead(layer, head, out),), layer, facts)
+        return Decision(judged.state, (removal,))
+
+    def moved(self, state: PublishedState, step: int, plan: Plan, moves: Moves) -> PublishedState:
+        """What is born has not been quiet yet; layers of which nothing was seen yet stay unknown."""
+        layers = list(moves.of_layers(state.layers, lambda new: ()))
+        for layer, heads in moves.heads.items():
+            known = layers[layer]
+            if known and (None not in heads or len(known) < len(heads)):  # its own births it knows already
+                layers[layer] = moves.of_heads(layer, known, lambda: QuietHead(step))
+        return PublishedState(tuple(layers))
+
+    def load(self, data: Mapping[str, Any]) -> PublishedState:
+        return PublishedState(tuple(tuple(QuietHead(**head) for head in layer) for layer in data["layers"]))
+
+    def judge(
         self, state: PublishedState, done: int, readings: Sequence[EnergyReading], full: Set[int] = frozenset(),
         bare: Set[int] = frozenset(),
-    ) -> PublishedDecision:  # fmt: skip
+    ) -> PublishedJudgement:  # fmt: skip
         """After `done` updates; `full` layers have as many heads as they may have, `bare` ones as few."""
         layers = [self._watched(*pair, done) for pair in zip(state.layers, readings, strict=True)]
         rules = [self._judge(reading, done, index in full) for index, reading in enumerate(readings)]
@@ -121,20 +187,13 @@ class Published:
             layers[chosen] = (*layers[chosen], QuietHead(done))
         elif self.prune and (removal := self._quietest(layers, readings, bare)):
             rules[removal[0]] = f"head {removal[1]} has had next to no energy for long"
-        return PublishedDecision(PublishedState(tuple(layers)), chosen, tuple(rules), relative, removal)
+        return PublishedJudgement(PublishedState(tuple(layers)), chosen, tuple(rules), relative, removal)
 
     def _relative(self, reading: EnergyReading) -> RelativeDemand:
         """Of what the threshold is a share of; the author's numerics know no noise."""
         scale = reading.start or math.nan
         noise = math.nan if self.numerics == "author" else reading.noise
         return RelativeDemand(reading.lambda_max / scale, noise / scale, reading.threshold / scale)
-
-    def removed(
-        self, state: PublishedState, done: int, layer: int, *, head: int, born_here: bool = False
-    ) -> PublishedState:
-        """After a head of a layer has been removed; that it was `born_here` makes no difference to this policy."""
-        kept = (*state.layers[layer][:head], *state.layers[layer][head + 1 :])
-        return PublishedState((*state.layers[:layer], kept, *state.layers[layer + 1 :]))
 
     def _judge(self, reading: EnergyReading, done: int, full: bool) -> str:
         """Why a layer is given a head, or not."""
@@ -177,89 +236,3 @@ class Published:
             if layer not in bare and head.quiet >= self.patience
         ]
         return min(quiet)[1:] if quiet else None
-
-
-@dataclass(frozen=True)
-class RandomState:
-    """The births to come, (updates done, layer), in a model of so many layers."""
-
-    layers: int
-    due: tuple[tuple[int, int], ...]
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> RandomState:
-        return cls(data["layers"], tuple((done, layer) for done, layer in data["due"]))
-
-
-@dataclass(frozen=True)
-class RandomDecision:
-    """The next state; the layer that is given a head, if any; and why. Nothing is measured and no head leaves."""
-
-    state: RandomState
-    layer: int | None
-    rules: tuple[str, ...]
-    relative: tuple[RelativeDemand, ...] = ()
-    removal: None = None
-
-
-@dataclass(frozen=True)
-class RandomBirths:
-    """Gives `births` heads to random layers at random decisions, from `warm_up` to `last_birth`, drawn once by seed."""
-
-    births: int
-    last_birth: int
-    warm_up: int = 300
-    feed_every: int = 5
-    decide_every: int = 50
-    max_heads: int = 0  # of a layer; 0 for no limit
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        _check_times(self.feed_every, self.decide_every, self.max_heads)
-        for field in ("births", "warm_up"):
-            if getattr(self, field) < 0:
-                raise InputError(field, getattr(self, field), "must be 0 or above")
-        if self.births > len(self._times):
-            span = f"from {self.warm_up} to {self.last_birth}, {self.decide_every} updates apart"
-            raise InputError("births", self.births, f"must be at most {len(self._times)}, the decisions {span}")
-
-    @property
-    def _times(self) -> range:
-        """The decisions at which a head can be born."""
-        first = -(-max(self.warm_up, 1) // self.decide_every) * self.decide_every
-        return range(first, self.last_birth + 1, self.decide_every)
-
-    def start(self, layers: int) -> RandomState:
-        """The births that a model of so many layers will have."""
-        drawn = random.Random(self.seed)
-        times = sorted(drawn.sample(self._times, self.births))
-        return RandomState(layers, tuple((time, drawn.randrange(layers)) for time in times))
-
-    def decide(self, state: RandomState, done: int, full: Set[int] = frozenset()) -> RandomDecision:
-        """After `done` updates; nothing that was measured matters.
-
-        A birth in a `full` layer, with as many heads as it may have, goes to the next one that is not.
-        """
-        rules = ["no birth was drawn for now"] * state.layers
-        if not state.due or done < state.due[0][0]:
-            return RandomDecision(state, None, tuple(rules))
-        (_, drawn), *due = state.due
-        order = [(drawn + step) % state.layers for step in range(state.layers)]
-        chosen = next((layer for layer in order if layer not in full), None)
-        rules[drawn if chosen is None else chosen] = "all layers are full" if chosen is None else "drawn at random"
-        return RandomDecision(replace(state, due=tuple(due)), chosen, tuple(rules))
-
-    def removed(self, state: RandomState, done: int, layer: int, *, head: int, born_here: bool = False) -> RandomState:
-        """After a head has been removed, which makes no difference."""
-        return state
-
-
-def _check_times(feed_every: int, decide_every: int, max_heads: int) -> None:
-    for field, value in (("feed_every", feed_every), ("decide_every", decide_every)):
-        if value < 1:
-            raise InputError(field, value, "must be at least 1")
-    if max_heads < 0:
-        raise InputError("max_heads", max_heads, "must be 0, for no limit, or above")

@@ -1,7 +1,7 @@
-"""SGT: loops over a few high-entropy heads, born one at a time, deep layers first.
+"""SGT (arXiv 2603.23998): loops over a few high-entropy heads, born one at a time, deep layers first.
 
-The policy is a pure state machine. `decide` takes a state and the entropies, and gives the next state with the rule
-that led there; which loops exist, and how strong they are, follows from a state and the number of updates done.
+`judge` takes a state and the entropies, and gives the next state with the rule that led there; which loops exist, and
+how strong they are, follows from a state and the number of updates done.
 """
 
 from __future__ import annotations
@@ -9,12 +9,19 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import accumulate, pairwise
+from typing import Any, ClassVar, Literal
 
 from meristem.errors import InputError
-from meristem.growth.edits import LoopHeads
+from meristem.gauges.entropy import EntropyGauge, EntropyReading
+from meristem.growth.edits import LoopHeads, SetStrengths
+from meristem.growth.ema import Ema
+from meristem.growth.policy import Change, Decision, Policy, Readings
+from meristem.moves import Moves
 from meristem.plan import Gates, Loop, Plan
+from meristem.records import finite
 
 ENDLESS = 10**12  # updates of a run: for policies that are asked what to loop, not when
 FORGOTTEN = 2.0**-16  # weight of a reading that an average of entropies need not remember
@@ -40,18 +47,12 @@ class SgtState:
     phase: str = "vanilla"
     window_end: int = 0
     grown: tuple[Grown, ...] = ()
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> SgtState:
-        grown = tuple(Grown(g["layer"], tuple(g["heads"]), tuple(g["births"])) for g in data["grown"])
-        return cls(data["phase"], data["window_end"], grown)
+    average: Ema = field(default_factory=partial(Ema, 0.0))  # of the entropies of all heads of all layers in a row
+    not_before: int = 0  # updates done at the next decision, at least: blocks were born and have to be seen first
 
 
 @dataclass(frozen=True)
-class Decision:
+class Judgement:
     """The next state, and why: what was done (add, deepen, fix or wait), to which layer, from which shortlist."""
 
     state: SgtState
@@ -62,13 +63,15 @@ class Decision:
 
 
 @dataclass(frozen=True)
-class Sgt:
+class Sgt(Policy):
     """When, where and how much extra depth grows.
 
     `start` and `window` are parts of the run below 1, and updates from 1 on. With birth "gate" a new pass begins with
     strength 0, so that nothing changes at its birth, and reaches 1 within a window; trained gates are added to that.
     With birth "paper" all heads of the layer begin at full strength and those not chosen fade within a window.
     """
+
+    name: ClassVar[str] = "sgt"
 
     total_steps: int
     passes: int = 1  # extra passes of a layer at most (K)
@@ -79,28 +82,33 @@ class Sgt:
     start: float = 0.05  # first decision
     window: float = 0.05  # between two decisions, and the time in which a new pass becomes strong
     beta: float = 0.5  # memory of the entropies' average
-    order: str = "deep_first"
-    heads: str = "high"  # which heads of a layer are looped: those of high or low entropy, random ones, or all
-    birth: str = "gate"
+    order: Literal["deep_first", "shallow_first"] = "deep_first"
+    # Which heads of a layer are looped: those of high or low entropy, random ones, or all.
+    heads: Literal["high", "low", "random", "all"] = "high"
+    birth: Literal["gate", "paper"] = "gate"
     train_gates: bool = True  # with birth "gate"; the published operator has none
     seed: int = 0  # of random heads
+    probe: Literal["rows", "fused"] = "rows"  # entropy on some rows of a sequence, or fused on its last half
+    rows: int = 16
+    sequences: int = 8  # of a batch, over all processes, on which entropy is measured
 
     def __post_init__(self) -> None:
-        for field in ("total_steps", "passes", "heads_per_layer", "max_layers", "shortlist"):
-            value = getattr(self, field)
+        for name in ("total_steps", "passes", "heads_per_layer", "max_layers", "shortlist"):
+            value = getattr(self, name)
             if type(value) is not int or value < 1:
-                raise InputError(field, value, "must be an integer of at least 1")
-        for field, allowed in (("order", ORDERS), ("heads", CHOICES), ("birth", BIRTHS)):
-            if getattr(self, field) not in allowed:
-                raise InputError(field, getattr(self, field), f"must be one of {', '.join(allowed)}")
-        for field in ("start", "window", "beta"):
-            value = getattr(self, field)
+                raise InputError(name, value, "must be an integer of at least 1")
+        EntropyGauge(self.rows, self.probe, self.sequences)  # refuses bad values
+        for name, allowed in (("order", ORDERS), ("heads", CHOICES), ("birth", BIRTHS)):
+            if getattr(self, name) not in allowed:
+                raise InputError(name, getattr(self, name), f"must be one of {', '.join(allowed)}")
+        for name in ("start", "window", "beta"):
+            value = getattr(self, name)
             if type(value) not in (int, float):
-                raise InputError(field, value, "must be a number")
-        for field in ("start", "window"):
-            value = getattr(self, field)
+                raise InputError(name, value, "must be a number")
+        for name in ("start", "window"):
+            value = getattr(self, name)
             if not 0 < value < math.inf or (value > 1 and value != round(value)):
-                raise InputError(field, value, "must be a part of the run above 0 and below 1, or whole updates")
+                raise InputError(name, value, "must be a part of the run above 0 and below 1, or whole updates")
         if not 0 <= self.beta < 1:
             raise InputError("beta", self.beta, "must be from 0 to below 1")
         if self.birth == "paper" and self.heads == "all":
@@ -122,21 +130,41 @@ class Sgt:
         """Updates between two decisions."""
         return max(SHORTEST_WINDOW, round(self.window * self.total_steps)) if self.window < 1 else round(self.window)
 
+    @property
+    def gauge(self) -> EntropyGauge:
+        """What the policy decides by."""
+        return EntropyGauge(self.rows, self.probe, self.sequences)
+
+    @property
+    def warnings(self) -> list[str]:
+        """Settings that cannot have their effect in a run of this length."""
+        decisions = 1 + (self.total_steps - self.window_steps - self.first_decision) // self.window_steps
+        if self.passes > decisions:
+            return [f"passes = {self.passes} cannot be reached: the run has time for {decisions} decisions"]
+        return []
+
     # --- structure --------------------------------------------------------------------------------------------------
 
     def prepare(self, plan: Plan) -> Plan:
         """The plan with the gates that growth will need; the model is built from this one."""
+        layers = plan.target or plan.layers
         for layer in self.excluded:
-            if not 0 <= layer < len(plan.layers):
-                raise InputError("excluded", layer, f"must be in 0..{len(plan.layers) - 1}")
-        candidates = [layer.heads for index, layer in enumerate(plan.layers) if index not in self.excluded]
+            if not 0 <= layer < len(layers):
+                raise InputError("excluded", layer, f"must be in 0..{len(layers) - 1}")
+        most_heads = [max(layer.heads, layer.ceiling or 0) for layer in layers]
+        candidates = [heads for index, heads in enumerate(most_heads) if index not in self.excluded]
         if not candidates:
             raise InputError("excluded", self.excluded, "leaves no layer to grow")
         if not any(self.has_enough(heads) for heads in candidates):
             limit = f"must be at most {max(candidates)}, the heads of the layer that has most"
             raise InputError("heads_per_layer", self.heads_per_layer, limit)
-        most = max(plan.heads) if self.heads == "all" or self.birth == "paper" else self.heads_per_layer
+        most = max(most_heads) if self.heads == "all" or self.birth == "paper" else self.heads_per_layer
         return replace(plan, gates=Gates(self.passes, most, self.train_gates and self.birth == "gate"))
+
+    def check(self, plan: Plan) -> None:
+        """Refuse a plan without the gates that growth will need."""
+        if self.prepare(plan).gates != plan.gates:
+            raise InputError("model.plan.gates", plan.gates, "build the model from policy.prepare(plan)")
 
     def looped(self, plan: Plan, loops: Mapping[int, Loop]) -> Plan:
         """The plan with the given loops by layer, and gates for them: a static structure from the start."""
@@ -158,8 +186,9 @@ class Sgt:
         edits = []
         for grown in state.grown:
             heads = self._running_heads(plan, grown, done)
-            if plan.layer(grown.layer).loop != Loop(heads, len(grown.births)):
-                edits.append(LoopHeads(grown.layer, heads, len(grown.births)))
+            fading = tuple(head for head in heads if head not in grown.heads)
+            if plan.layer(grown.layer).loop != Loop(heads, len(grown.births), fading):
+                edits.append(LoopHeads(grown.layer, heads, len(grown.births), fading))
         return edits
 
     def ramps(self, plan: Plan, state: SgtState, done: int) -> dict[int, list[list[float]]]:
@@ -187,7 +216,10 @@ class Sgt:
     def next_decision(self, state: SgtState) -> int | None:
         """Updates done at the next decision; None when the structure is fixed, or the run ends before it."""
         decision = {"vanilla": self.first_decision, "grow": state.window_end}.get(state.phase)
-        return decision if decision is not None and decision < self.total_steps else None
+        if decision is None:
+            return None
+        decision = max(decision, state.not_before)
+        return decision if decision < self.total_steps else None
 
     def probes(self, state: SgtState, done: int) -> bool:
         """Whether entropy has to be measured after `done` updates: near enough to a decision to be remembered."""
@@ -204,17 +236,86 @@ class Sgt:
         decision = self.next_decision(state)
         return decision is not None and done >= decision
 
-    def decide(self, state: SgtState, done: int, entropies: Sequence[Sequence[float]]) -> Decision:
+    def begin(self, plan: Plan) -> SgtState:
+        return SgtState(average=Ema(self.beta))
+
+    def needs(self, state: SgtState, step: int, plan: Plan) -> tuple[EntropyGauge, ...] | None:
+        """Entropies near a decision; nothing but a look at the strengths while these change."""
+        if plan.target:  # blocks are still to come
+            return None
+        if self.probes(state, step):
+            return (self.gauge,)
+        return () if self.is_ramping(state, step) else None
+
+    def decide(self, state: SgtState, step: int, plan: Plan, readings: Readings) -> Decision:
+        """Remember the entropies, judge when it is time, and let loops follow from the state."""
+        reading: EntropyReading | None = readings.get(self.gauge)
+        changes: list[Change] = []
+        if reading is not None:
+            state = replace(state, average=state.average.plus([e for layer in reading.entropy for e in layer]))
+            if self.decides(state, step):
+                judgement = self._judged(state, step, plan)
+                changes.append(self._change(judgement, state, step, plan, reading))
+                state = judgement.state
+        for edit in self.edits(plan, state, step):
+            if not any(change.layer == edit.layer for change in changes):
+                changes.append(_faded(edit))
+        ramps = self.is_ramping(state, step)
+        quiet = (SetStrengths(self.ramps(plan, state, step)),) if ramps else ()
+        return Decision(state, tuple(changes), quiet=quiet)
+
+    def _judged(self, state: SgtState, step: int, plan: Plan) -> Judgement:
+        judgement = self.judge(state, step, _by_layer(plan, state.average.mean))
+        # Where windows are shorter than its memory the average goes on; otherwise it begins anew.
+        average = state.average if self.window_steps < self.probed_steps else Ema(self.beta)
+        return replace(judgement, state=replace(judgement.state, average=average))
+
+    def _change(self, judgement: Judgement, before: SgtState, step: int, plan: Plan, reading: EntropyReading) -> Change:
+        entropies = _by_layer(plan, before.average.mean)
+        grown = next((g for g in judgement.state.grown if g.layer == judgement.layer), None)
+        facts = {
+            "heads": None if grown is None else list(grown.heads),
+            "passes": None if grown is None else len(grown.births),
+            "birth": self.birth,
+            "shortlist": list(judgement.shortlist),
+            "layer_entropy": [finite(sum(layer) / len(layer)) for layer in entropies],
+            "head_entropy": [[finite(value) for value in layer] for layer in entropies],
+            "next_decision": self.next_decision(judgement.state),
+            **({"loops": [loop.facts for loop in reading.loops]} if reading.loops else {}),
+        }
+        edits = tuple(edit for edit in self.edits(plan, judgement.state, step) if edit.layer == judgement.layer)
+        return Change(judgement.action, judgement.rule, edits, judgement.layer, facts)
+
+    def moved(self, state: SgtState, step: int, plan: Plan, moves: Moves) -> SgtState:
+        """Loops follow their layers and heads; an average of other heads is begun anew."""
+        if moves.stays:
+            return state
+        grown = []
+        for entry in state.grown:
+            layer = moves.layer(entry.layer)
+            heads = () if layer is None else tuple(moves.head(layer, head) for head in entry.heads)
+            stay = tuple(head for head in heads if head is not None)
+            if layer is not None and stay:
+                grown.append(Grown(layer, stay, entry.births))
+        not_before = state.not_before
+        if None in moves.layers:
+            not_before = step + self.probed_steps
+        return replace(state, grown=tuple(grown), average=Ema(self.beta), not_before=not_before)
+
+    def load(self, data: Mapping[str, Any]) -> SgtState:
+        grown = tuple(Grown(g["layer"], tuple(g["heads"]), tuple(g["births"])) for g in data["grown"])
+        average = Ema(self.beta, tuple(data["average"]["value"]), data["average"]["count"])
+        return SgtState(data["phase"], data["window_end"], grown, average, data["not_before"])
+
+    def judge(self, state: SgtState, done: int, entropies: Sequence[Sequence[float]]) -> Judgement:
         """Take the decision that is due, from the entropies of all heads of all layers."""
         window_end = done + self.window_steps
+        going = replace(state, phase="grow", window_end=window_end)
         if not all(math.isfinite(value) for layer in entropies for value in layer):
-            return Decision(
-                replace(state, phase="grow", window_end=window_end), "wait",
-                "an entropy is not finite: no decision in this window",
-            )  # fmt: skip
+            return Judgement(going, "wait", "an entropy is not finite: no decision in this window")
         if window_end > self.total_steps:
             rule = "a new pass would not have settled before the end of the run"
-            return Decision(replace(state, phase="fixed"), "fix", rule)
+            return Judgement(replace(state, phase="fixed"), "fix", rule)
         means = [sum(layer) / len(layer) for layer in entropies]
         eligible = [i for i, layer in enumerate(entropies) if i not in self.excluded and self.has_enough(len(layer))]
         ranked = sorted(eligible, key=lambda i: (-means[i], -i))
@@ -224,7 +325,13 @@ class Sgt:
                 deeper = replace(grown, births=(*grown.births, done))
                 entries = (*state.grown[:index], deeper, *state.grown[index + 1 :])
                 rule = "first grown layer that is on the shortlist and has fewer passes than allowed"
-                return Decision(SgtState("grow", window_end, entries), "deepen", rule, grown.layer, listed)
+                return Judgement(
+                    replace(state, phase="grow", window_end=window_end, grown=entries),
+                    "deepen",
+                    rule,
+                    grown.layer,
+                    listed,
+                )
         selected = [grown.layer for grown in state.grown]
         deep = self.order == "deep_first"
         if len(selected) < self.max_layers:
@@ -236,13 +343,19 @@ class Sgt:
                 rule = f"{'deepest' if deep else 'shallowest'} layer of the shortlist"
                 if bound is not None:
                     rule += f" that is {'shallower' if deep else 'deeper'} than all grown ones"
-                return Decision(SgtState("grow", window_end, (*state.grown, born)), "add", rule, layer, listed)
+                return Judgement(
+                    replace(state, phase="grow", window_end=window_end, grown=(*state.grown, born)),
+                    "add",
+                    rule,
+                    layer,
+                    listed,
+                )
             rule = f"no layer of the shortlist is {'shallower' if deep else 'deeper'} than all grown ones"
         else:
             rule = f"{self.max_layers} layer{'s have' if self.max_layers > 1 else ' has'} grown"
         if state.grown:
             rule += f", and none of these that is on the shortlist has fewer than {self.passes} passes"
-        return Decision(replace(state, phase="fixed"), "fix", rule, shortlist=listed)
+        return Judgement(replace(state, phase="fixed"), "fix", rule, shortlist=listed)
 
     def chosen_heads(self, layer: int, entropies: Sequence[float]) -> tuple[int, ...]:
         """The heads of a layer that are looped, given the entropies of them all."""
@@ -256,3 +369,14 @@ class Sgt:
             return tuple(sorted(random.Random(f"{self.seed}-{layer}").sample(heads, self.heads_per_layer)))
         sign = 1 if self.heads == "high" else -1
         return tuple(sorted(sorted(heads, key=lambda i: (-sign * entropies[i], -i))[: self.heads_per_layer]))
+
+
+def _by_layer(plan: Plan, values: Sequence[float]) -> list[list[float]]:
+    """Values of all heads in a row, layer by layer."""
+    return [list(values[a:b]) for a, b in pairwise(accumulate(plan.heads, initial=0))]
+
+
+def _faded(edit: LoopHeads) -> Change:
+    """The end of a published birth: the heads that were not chosen have left."""
+    facts = {"heads": list(edit.heads), "passes": edit.passes, "shortlist": []}
+    return Change("fade", "a window has passed since the birth", (edit,), edit.layer, facts)

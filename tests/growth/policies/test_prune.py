@@ -6,9 +6,9 @@ import json
 import math
 
 import pytest
+from meristem.growth.policies.pruning import HeadAge, Pruning, PruningState
 
 from meristem import InputError
-from meristem.growth.policies.pruning import HeadAge, Pruning, PruningState
 
 OLD = 10_000
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from meristem.errors import InputError
-from meristem.plan import LayerPlan
+from meristem.plan import LayerPlan, Loop
 
 
 class Head(NamedTuple):
@@ -37,6 +37,8 @@ class Head(NamedTuple):
 def with_head(layer: LayerPlan) -> LayerPlan:
     """The layer with one head more, which has its own keys and values unless all heads share one pair."""
     _check_groups(layer)
+    if layer.heads == layer.ceiling:
+        raise InputError("heads", layer.heads, "is the layer's ceiling: it may have no more")
     shared = layer.heads != layer.kv_heads
     return replace(layer, heads=layer.heads + 1, kv_heads=layer.kv_heads + (0 if shared else 1))
 
@@ -46,8 +48,11 @@ def fewest_heads(layer: LayerPlan) -> int:
     return 1 if layer.heads == layer.kv_heads else 2
 
 
-def without_head(layer: LayerPlan, head: int) -> LayerPlan:
-    """The layer with one head less."""
+def without_head(layer: LayerPlan, head: int, *, with_loop: bool = False) -> LayerPlan:
+    """The layer with one head less; its loop follows the heads that stay.
+
+    A head that is looped leaves only `with_loop`, which then goes on with the others, or ends if there are none.
+    """
     _check_groups(layer)
     if not 0 <= head < layer.heads:
         raise InputError("head", head, f"must be in 0..{layer.heads - 1}")
@@ -55,10 +60,16 @@ def without_head(layer: LayerPlan, head: int) -> LayerPlan:
         raise InputError("head", head, "is the last one of its layer and has to stay")
     if layer.heads <= fewest_heads(layer):
         raise InputError("head", head, "is one of the last two of its layer, which share keys and values; both stay")
-    if layer.loop is not None:
-        raise InputError("head", head, f"cannot leave a layer whose heads {list(layer.loop.heads)} are looped")
+    loop = layer.loop
+    if loop is not None and head in loop.heads and not with_loop:
+        raise InputError("head", head, f"is one of the looped ones, {list(loop.heads)}; it leaves with its loop only")
+    if loop is not None:
+        kept, fading = (
+            tuple(other - (other > head) for other in heads if other != head) for heads in (loop.heads, loop.fading)
+        )
+        loop = Loop(kept, loop.passes, fading) if set(kept) > set(fading) else None
     shared = layer.heads != layer.kv_heads
-    return replace(layer, heads=layer.heads - 1, kv_heads=layer.kv_heads - (0 if shared else 1))
+    return replace(layer, heads=layer.heads - 1, kv_heads=layer.kv_heads - (0 if shared else 1), loop=loop)
 
 
 def check_head(layer: LayerPlan, width: int, head: Head) -> None:
@@ -103,6 +114,34 @@ def drop_head(layer: LayerPlan, qkv: Tensor, out: Tensor, head: int) -> tuple[Te
     return torch.cat(kept), _without(out.T, head, e).T.contiguous()
 
 
+def copied_layer(source: LayerPlan, shape: LayerPlan) -> LayerPlan:
+    """The layer that a copy of `source` becomes with the head dim and the ceiling of `shape`.
+
+    Where the packed projections are as large as those of `shape`, it is `shape`. Otherwise the copy has as many heads
+    as the source's projections fill, the last one filled up with zeros.
+    """
+    if (source.query_width, source.kv_width) == (shape.query_width, shape.kv_width):
+        return shape if source.loop is None else replace(shape, loop=source.loop)
+    if source.head_dim == shape.head_dim:
+        return replace(source, ceiling=shape.ceiling)
+    if source.heads != source.kv_heads:
+        raise InputError("kv_heads", source.kv_heads, "must be that of the heads for a copy with another head dim")
+    heads = -(-source.query_width // shape.head_dim)
+    return LayerPlan(heads, shape.head_dim, heads, ceiling=shape.ceiling)
+
+
+def repacked(source: LayerPlan, copy: LayerPlan, qkv: Tensor, out: Tensor) -> tuple[Tensor, Tensor]:
+    """Both weights of a layer, filled up with zeros to the widths of a copy of it that has another head dim."""
+
+    def filled(rows: Tensor, count: int) -> Tensor:
+        return torch.cat((rows, rows.new_zeros(count - len(rows), rows.shape[1])))
+
+    parts = qkv.split((source.query_width, source.kv_width, source.kv_width))
+    widths = (copy.query_width, copy.kv_width, copy.kv_width)
+    new = torch.cat([filled(part, width) for part, width in zip(parts, widths, strict=True)])
+    return new, filled(out.T, copy.query_width).T.contiguous()
+
+
 def mean_head(layer: LayerPlan, qkv: Tensor, out: Tensor) -> Head:
     """The average of the layer's heads: what a newborn one is given as its second moment."""
     heads = [head_of(layer, qkv, out, index) for index in range(layer.heads)]
@@ -119,28 +158,22 @@ def empty_head(layer: LayerPlan, qkv: Tensor, out: Tensor) -> Head:
     return head_of(layer, qkv, out, 0).mapped(torch.zeros_like)
 
 
-def newborn_head(
-    layer: LayerPlan, qkv: Tensor, out: Tensor, directions: tuple[Tensor, Tensor] | None, seed: int
-) -> Head:
-    """A head for a layer with these weights that writes nothing yet.
+def newborn_head(layer: LayerPlan, width: int, directions: tuple[Tensor, Tensor] | None, seed: int) -> Head:
+    """A head for a layer of a model of this width that writes nothing yet.
 
     Where queries and keys (e, d) that look for what is asked for are known, half of its own are these; the rest is
     drawn at random.
     """
-    blank = empty_head(layer, qkv, out)
     generator = torch.Generator().manual_seed(seed)
 
-    def drawn(like: Tensor, direction: Tensor | None = None) -> Tensor:
-        chance = torch.randn(like.shape, generator=generator).to(like) / like.shape[1] ** 0.5
-        return chance if direction is None else (chance + direction.to(like)) / 2
+    def drawn(direction: Tensor | None = None) -> Tensor:
+        chance = torch.randn(layer.head_dim, width, generator=generator) / width**0.5
+        return chance if direction is None else (chance.to(direction) + direction) / 2
 
     query, key = (None, None) if directions is None else directions
-    return Head(
-        drawn(blank.query, query),
-        None if blank.key is None else drawn(blank.key, key),
-        None if blank.value is None else drawn(blank.value),
-        blank.out,
-    )
+    shared = layer.heads != layer.kv_heads
+    own_query, own_key = drawn(query), None if shared else drawn(key)
+    return Head(own_query, own_key, None if shared else drawn(), torch.zeros(width, layer.head_dim))
 
 
 def _mean(parts: list[Tensor]) -> Tensor | None:

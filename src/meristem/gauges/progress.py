@@ -1,0 +1,87 @@
+"""How training goes: the loss, smoothed, and the time of an update."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from meristem.gauges.gauge import Instrument, gauge_place
+from meristem.gauges.probe import Probe
+from meristem.model.growable import Growable
+from meristem.moves import Moves
+from meristem.plan import Plan
+from meristem.ranks import mean_over_ranks
+
+LOSS_MEMORY = 0.9  # per feed
+
+
+@dataclass(frozen=True)
+class TrainingLoss:
+    """The loss on the batches that it is fed with, as an exponential moving average; not a number before any."""
+
+    def instrument(self, model: Growable) -> LossInstrument:
+        """What follows the loss of a model."""
+        return LossInstrument(model)
+
+
+class LossInstrument(Instrument):
+    """Follows the loss on the device, which nobody waits for until it is read."""
+
+    def __init__(self, model: Growable) -> None:
+        self.sums = torch.zeros(2, **gauge_place(model))  # of the loss, and of what it was weighted with
+
+    @torch.no_grad()
+    def feed(self, probe: Probe) -> None:
+        loss = mean_over_ranks(probe.look().loss).to(self.sums)
+        new = torch.lerp(torch.stack((loss, torch.ones_like(loss))), self.sums, LOSS_MEMORY)
+        # A loss that is not finite, as of an update that was skipped, would stay for good.
+        self.sums = torch.where(loss.isfinite(), new, self.sums)
+
+    def read(self, probe: Probe) -> float:
+        loss, weight = self.sums.tolist()
+        return loss / weight if weight else float("nan")
+
+    def state(self) -> dict[str, Any]:
+        return {"sums": self.sums}
+
+    def load(self, state: dict[str, Any]) -> None:
+        self.sums = state["sums"].to(self.sums, copy=True)
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """Seconds from one update to the next, the mean over processes and over the updates since the structure changed."""
+
+    def instrument(self, model: Growable) -> TimeInstrument:
+        """What keeps the time."""
+        return TimeInstrument()
+
+
+class TimeInstrument(Instrument):
+    """Keeps the time between feeds; not a number before the second."""
+
+    def __init__(self) -> None:
+        self.last: float | None = None
+        self.sum, self.count = 0.0, 0
+
+    def feed(self, probe: Probe) -> None:
+        now = time.perf_counter()
+        if self.last is not None:
+            self.sum, self.count = self.sum + now - self.last, self.count + 1
+        self.last = now
+
+    def read(self, probe: Probe) -> float:
+        mean = self.sum / self.count if self.count else float("nan")
+        return float(mean_over_ranks(torch.tensor(mean, dtype=torch.float64, device=probe.tokens.device)))
+
+    def follow(self, moves: Moves, plan: Plan) -> None:
+        self.sum, self.count, self.last = 0.0, 0, None
+
+    def state(self) -> dict[str, Any]:
+        return {"sum": self.sum, "count": self.count}
+
+    def load(self, state: dict[str, Any]) -> None:
+        self.sum, self.count, self.last = state["sum"], state["count"], None

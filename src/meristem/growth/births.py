@@ -1,0 +1,94 @@
+"""What policies that give birth to heads share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import Tensor
+
+from meristem.errors import InputError
+from meristem.growth.edits import AddHead
+from meristem.growth.head_surgery import newborn_head, with_head
+from meristem.growth.policy import Change
+from meristem.plan import LayerPlan, Plan
+from meristem.records import finite
+from meristem.seeds import own_seed
+
+FULL = "the layer has as many heads as it may have"
+
+
+@dataclass(frozen=True)
+class RelativeDemand:
+    """The demand of a layer that is left, of the largest there was; its standard error; and where births begin."""
+
+    demand: float
+    noise: float
+    threshold: float
+
+
+def birth(
+    plan: Plan, step: int, layer: int, seed: int, rules: Sequence[str], facts: Mapping[str, Any],
+    directions: tuple[Tensor, Tensor] | None = None,
+) -> Change:  # fmt: skip
+    """A head that looks for what is asked for, half of it at random, and writes nothing yet."""
+    head = newborn_head(plan.layers[layer], plan.width, directions, own_seed(f"{seed}-{step}-{layer}"))
+    heads = [count + (index == layer) for index, count in enumerate(plan.heads)]
+    return Change("birth", rules[layer], (AddHead(layer, head),), layer, {**facts, "heads": heads})
+
+
+def head_facts(
+    plan: Plan, relative: Sequence[RelativeDemand], rules: Sequence[str], predicted: Sequence[Mapping[str, float]]
+) -> dict[str, Any]:
+    """What was measured of every layer: the demand left, of what there was, its noise, and where births begin."""
+    return {
+        "heads": list(plan.heads),
+        "demand": [finite(reading.demand) for reading in relative],
+        "noise": [finite(reading.noise) for reading in relative],
+        "threshold": [finite(reading.threshold) for reading in relative],
+        "rules": list(rules),
+        "predicted_heads": [dict(layer) for layer in predicted],
+    }
+
+
+def full_layers(plan: Plan, most: int) -> frozenset[int]:
+    """The layers that have as many heads as they may have: their ceiling, or `most`, of which 0 is no limit."""
+    return frozenset(
+        index
+        for index, layer in enumerate(plan.layers)
+        if layer.heads == layer.ceiling or (most > 0 and layer.heads >= most)
+    )
+
+
+def prepared_heads(plan: Plan, start: int) -> Plan:
+    """The plan with `start` heads in every layer, what it had being the ceilings; 0 leaves it as it is."""
+    if start == 0:
+        return plan
+
+    def begun(layer: LayerPlan) -> LayerPlan:
+        if layer.ceiling is not None:
+            return layer
+        shared = layer.kv_heads == 1 < layer.heads
+        if not shared and layer.kv_heads != layer.heads:
+            with_head(layer)  # refuses it by name
+        least = max(start, 2) if shared else start
+        heads = min(layer.heads, least)
+        return LayerPlan(heads, layer.head_dim, 1 if shared else heads, layer.loop, layer.repeats, ceiling=layer.heads)
+
+    return replace(plan, layers=tuple(map(begun, plan.layers)), target=tuple(map(begun, plan.target)))
+
+
+def check_growable(plan: Plan) -> None:
+    """Refuse, by name, a plan whose layers cannot be given heads."""
+    for layer in plan.layers:
+        with_head(replace(layer, ceiling=None))
+
+
+def check_times(feed_every: int, decide_every: int, max_heads: int) -> None:
+    """Refuse times and limits that there cannot be."""
+    for field, value in (("feed_every", feed_every), ("decide_every", decide_every)):
+        if value < 1:
+            raise InputError(field, value, "must be at least 1")
+    if max_heads < 0:
+        raise InputError("max_heads", max_heads, "must be 0, for no limit, or above")

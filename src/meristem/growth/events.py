@@ -1,0 +1,106 @@
+"""What growth has to say: events with a fixed schema, which logs keep and everybody reads.
+
+A line of a log is an event's fields with what the policy measured beside them. Lines of before there was a version are
+read as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from meristem.errors import InputError
+from meristem.growth.wording import describe_growth
+
+VERSION = 1
+# Which policy wrote a line of before events said so, by its action.
+_FORMER = {"birth": "incrt", "removal": "incrt", "spare": "prune"}
+_LOOPS = ("add", "deepen", "fade", "fix", "wait")
+
+
+@dataclass(frozen=True)
+class GrowthEvent:
+    """A decision about the structure: what a policy did at a step, to which layer, and by which rule.
+
+    `facts` are plain values by the policy's own names: what it decided from, and what came of it. `plan` is the digest
+    of the structure afterwards.
+    """
+
+    step: int
+    policy: str
+    action: str
+    rule: str
+    layer: int | None = None
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    plan: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """A line of events.jsonl."""
+        return {
+            "step": self.step, "event": "growth", "version": VERSION, "policy": self.policy, "action": self.action,
+            "layer": self.layer, "rule": self.rule, **self.facts, "plan": self.plan,
+        }  # fmt: skip
+
+    def __str__(self) -> str:
+        return describe_growth(self.to_dict())
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What a policy measured when it decided that nothing changes."""
+
+    step: int
+    policy: str
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    plan: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """A line of events.jsonl."""
+        head = {"step": self.step, "event": "measured", "version": VERSION, "policy": self.policy}
+        return {**head, **self.facts, "plan": self.plan}
+
+    def __str__(self) -> str:
+        return f"{self.policy} measured {', '.join(self.facts)}"
+
+
+Event = GrowthEvent | Measurement
+
+
+def event_from_dict(data: Mapping[str, Any]) -> Event:
+    """The inverse of `to_dict`, for lines of older versions too; what is no event of growth is refused by name."""
+    if data.get("version", VERSION) != VERSION:
+        raise InputError("version", data["version"], f"must be {VERSION}")
+    known = {"step", "event", "version", "policy", "plan"}
+    plan = data.get("plan")
+    if type(data.get("step")) is not int:
+        raise InputError("step", data.get("step"), "must be an integer")
+    if data.get("event") in ("measured", "demand"):
+        facts = {name: value for name, value in data.items() if name not in known}
+        return Measurement(data["step"], _text(data, "policy", "incrt"), facts, plan)
+    if data.get("event") != "growth":
+        raise InputError("event", data.get("event"), "must be growth or measured")
+    facts = {name: value for name, value in data.items() if name not in known | {"action", "layer", "rule"}}
+    action, layer = _text(data, "action"), data.get("layer")
+    if layer is not None and type(layer) is not int:
+        raise InputError("layer", layer, "must be an integer or null")
+    former = "sgt" if action in _LOOPS else _FORMER.get(action, "incrt")
+    return GrowthEvent(data["step"], _text(data, "policy", former), action, _text(data, "rule"), layer, facts, plan)
+
+
+def _text(data: Mapping[str, Any], name: str, default: str | None = None) -> str:
+    value = data.get(name, default)
+    if not isinstance(value, str):
+        raise InputError(name, value, "must be text")
+    return value
+
+
+def expected_heads(events: Iterable[Mapping[str, Any]]) -> list[dict[str, float]] | None:
+    """How many heads of every layer the first measurement let one expect; None if no event says so.
+
+    Before the thresholds are known there is nothing to count against.
+    """
+    for event in events:
+        if event.get("predicted_heads") and all(value is not None for value in event["threshold"]):
+            return list(event["predicted_heads"])
+    return None

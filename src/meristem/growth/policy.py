@@ -1,0 +1,121 @@
+"""What a policy is: it says what it needs measured, and decides from that, its state and the plan.
+
+A policy is a frozen value: its settings. Where it stands is its state, which it never changes but gives anew. It knows
+nothing of models, files and processes, and of no other policy: what others have done it sees in the plan, and is told
+as moves of layers and heads.
+
+A policy of one's own is a frozen dataclass that derives from `Policy`:
+
+    @dataclass(frozen=True)
+    class HeadEvery(Policy):
+        every: int = 100
+
+        def needs(self, state, step, plan):
+            return () if step % self.every == 0 else None
+
+        def decide(self, state, step, plan, readings):
+            head = newborn_head(plan.layers[0], plan.width, None, seed=step)
+            return Decision(state, (Change("birth", "it is time", (AddHead(0, head),), layer=0),))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, ClassVar
+
+from meristem.gauges.gauge import Gauge
+from meristem.growth.edits import Edit
+from meristem.moves import Moves
+from meristem.plan import Plan
+
+Readings = Mapping[Gauge, Any]
+
+
+@dataclass(frozen=True)
+class Change:
+    """A decision about the structure, which becomes an event: what is done, why, and what that was decided from.
+
+    Without edits it is a decision to leave something as it is. `facts` are plain values for the event.
+    """
+
+    action: str
+    rule: str
+    edits: tuple[Edit, ...] = ()
+    layer: int | None = None
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Decision:
+    """The next state, the changes in their order, and what there is besides.
+
+    `measured` are plain values to be recorded although nothing changes, `observed` those of a regular record. `quiet`
+    edits change no structure and are no event. Where `needs` are named nothing is done yet: these are measured, and the
+    policy decides again from more.
+    """
+
+    state: Any
+    changes: tuple[Change, ...] = ()
+    measured: Mapping[str, Any] | None = None
+    observed: Mapping[str, Any] | None = None
+    quiet: tuple[Edit, ...] = ()
+    needs: tuple[Gauge, ...] = ()
+
+
+class Policy:
+    """The one interface of all policies. Only `needs` and `decide` have to be written.
+
+    `step` is the number of updates done. A state is any value that `dump` can turn into JSON values and tensors.
+    """
+
+    name: ClassVar[str] = ""  # in events and states; that of the class, in small letters, if not given
+
+    @property
+    def title(self) -> str:
+        return self.name or type(self).__name__.lower()
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What a state is bound to: it is not gone on from by a policy with other settings."""
+        return asdict(self)  # type: ignore[call-overload]
+
+    def prepare(self, plan: Plan) -> Plan:
+        """The plan with what the policy must find in it before training; the model is built from this one."""
+        return plan
+
+    def check(self, plan: Plan) -> None:
+        """Refuse, by name, a plan that the policy cannot work with."""
+
+    def begin(self, plan: Plan) -> Any:
+        """The state at the start, for a model of this plan."""
+        return None
+
+    @property
+    def remembers(self) -> tuple[Gauge, ...]:
+        """The gauges with a memory that the policy feeds."""
+        return ()
+
+    def feeding(self, state: Any, step: int, plan: Plan) -> tuple[Gauge, ...]:
+        """Those of them that take in the batch of this step."""
+        return ()
+
+    def needs(self, state: Any, step: int, plan: Plan) -> tuple[Gauge, ...] | None:
+        """The readings that a decision at this step wants; None if there is nothing to decide."""
+        raise NotImplementedError
+
+    def decide(self, state: Any, step: int, plan: Plan, readings: Readings) -> Decision:
+        """What to do, as a pure function."""
+        raise NotImplementedError
+
+    def moved(self, state: Any, step: int, plan: Plan, moves: Moves) -> Any:
+        """The state after layers or heads have moved, whoever has moved them; `plan` is the new one."""
+        return state
+
+    def dump(self, state: Any) -> Any:
+        """The state as JSON values, with tensors among them."""
+        return asdict(state) if hasattr(state, "__dataclass_fields__") else state
+
+    def load(self, data: Any) -> Any:
+        """The inverse of `dump`."""
+        return data

@@ -1,0 +1,45 @@
+"""What a model must have so that it can be measured and grow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+from torch import Tensor, nn
+
+from meristem.model.attention import Attention
+from meristem.model.rotary import RotaryPair
+from meristem.model.transformer import Watch
+from meristem.plan import LayerPlan, Plan
+
+
+class GrowableBlock(Protocol):
+    """A block whose attention can be given heads."""
+
+    attention: Attention
+
+    def attention_input(self, stream: Tensor) -> Tensor: ...
+
+
+class Growable(Protocol):
+    """The language model, the classifier, or any other module with such blocks."""
+
+    plan: Plan
+    blocks: nn.ModuleList
+
+    @property
+    def stack(self) -> Sequence[GrowableBlock]: ...
+
+    def make_block(self, layer: LayerPlan) -> nn.Module:
+        """A new block of the given shape, on the model's device, with its weights drawn as at the start."""
+
+    def take(self, plan: Plan) -> None:
+        """Follow a plan whose changes the weights already have."""
+
+    def loss(self, tokens: Tensor, labels: Tensor, *, watch: Watch | None = None) -> Tensor: ...
+
+    def allowed(self, tokens: Tensor) -> Tensor: ...
+
+    def angles(self, head_dim: int) -> RotaryPair: ...
+
+    def parameters(self) -> Iterator[nn.Parameter]: ...
