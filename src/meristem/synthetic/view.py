@@ -32,7 +32,7 @@ class Standing:
 
     def move(self, step: int, loss: float, heads: int, events: list[dict[str, Any]]) -> None:
         self.step, self.loss, self.heads = step, loss, heads
-        for event in events:
+        for event in (event for event in events if "demand" in event):
             self.demand, self.threshold = event["demand"][0], event["threshold"][0]
 
     @property
