@@ -185,16 +185,17 @@ def _strength_panel(history: History) -> Panel:
     name = "strength of each pass (a full bar is 1)" + ("; heads that are not chosen fade first" if fading else "")
     layers = len({one.layer for one in history.passes})
     height = len(history.passes) * (LANE + LANE_GAP) - LANE_GAP + (layers - 1) * LAYER_GAP
-    return Panel(name, height, Scale(height, 0), behind=partial(_lanes, history.passes))
+    downwards = Scale(height, 0)  # in pixels
+    return Panel(name, height, downwards, behind=partial(_lanes, history.passes))
 
 
 def _lanes(passes: Sequence[PassHistory], frame: Frame) -> list[str]:
     parts = [row_caption(frame, "layer"), caption(frame, "at the end", frame.end())]
-    top = frame.top
+    top = 0  # of the next bar
     for layer, group in groupby(passes, key=lambda one: one.layer):
-        parts.append(text((frame.left - 22, top + LANE / 2), f"{layer}", size=11, colour=MUTED, anchor="end"))
+        parts.append(text((frame.left - 22, frame.y(top + LANE / 2)), f"{layer}", size=11, colour=MUTED, anchor="end"))
         for one in group:
-            parts += _lane(one, frame, top)
+            parts += _lane(one, frame, frame.y(top))
             top += LANE + LANE_GAP
         top += LAYER_GAP
     return parts

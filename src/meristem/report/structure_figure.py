@@ -55,7 +55,7 @@ def structure_svg(plan: Plan, distances: Sequence[float] | None = None, title: s
         parts += _distances(plan, distances, replace(frame, left=right, width=DISTANCE_WIDTH))
         right += DISTANCE_WIDTH
     width, below = right + MARGIN, frame.bottom + 48
-    meanings, legend_height = legend(_legend_entries(plan), BOXES_LEFT, below, width)
+    meanings, legend_height = legend(_legend_entries(plan), BOXES_LEFT, below, right)
     facts = f"{count} layers, width {plan.width}, {rounded(plan.parameters)} parameters"
     return document(width, below + legend_height, title or "Structure", facts, [*parts, *meanings])
 

@@ -176,7 +176,7 @@ def legend(entries: Sequence[LegendEntry], left: float, top: float, right: float
     x, y = left, top + 8
     for entry in entries:
         start = 0 if entry.mark is None else entry.width + 6
-        width = start + 0.52 * 11 * len(entry.meaning)  # of the letters of a usual font
+        width = start + 0.55 * 11 * len(entry.meaning)  # a letter's mean width in a usual font
         if x > left and x + width > right:
             x, y = left, y + LEGEND_ROW
         parts += [] if entry.mark is None else entry.mark((x + entry.width / 2, y))

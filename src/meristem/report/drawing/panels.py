@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from meristem.report.drawing.colours import BACKGROUND, GUIDE, INK
-from meristem.report.drawing.elements import Point, document, line
+from meristem.report.drawing.elements import MARGIN, Point, document, line
 from meristem.report.drawing.frame import (
     LABEL_WIDTH,
     PLOT_LEFT,
@@ -73,7 +73,7 @@ def stacked(panels: Sequence[Panel], last_step: int, title: str, facts: str = ""
     bottom = frames[-1].bottom
     width = PLOT_LEFT + PLOT_WIDTH + max(panel.labels for panel in panels)
     entries = {entry.meaning: entry for panel in panels for entry in panel.legend}
-    meanings, height = legend(list(entries.values()), PLOT_LEFT, bottom + 58, width)
+    meanings, height = legend(list(entries.values()), PLOT_LEFT, bottom + 58, width - MARGIN)
     parts = [*drawn, *bottom_axis(frames[-1], "steps"), *meanings]
     return document(width, bottom + 58 + height, title, facts, parts)
 
