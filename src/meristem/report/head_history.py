@@ -10,10 +10,11 @@ from typing import Any
 
 from meristem.growth.events import expected_heads
 from meristem.growth.wording import MEASURES, describe_growth
+from meristem.report.curves import Curve
 from meristem.wording import counted
 
 Entry = Mapping[str, Any]  # a line of events.jsonl
-Curve = Sequence[tuple[int, float]]
+
 
 CHANGES = ("birth", "removal")  # actions
 

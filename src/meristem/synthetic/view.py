@@ -8,7 +8,7 @@ import time
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
-from meristem.report.figures import loss_text
+from meristem.report.drawing.numbers import loss_text
 from meristem.wording import describe_time
 
 if TYPE_CHECKING:
