@@ -74,7 +74,8 @@ def test_two_processes_stop_together_on_a_signal(data: Path, tmp_path: Path) -> 
     process.send_signal(signal.SIGTERM)
     output, _ = process.communicate(timeout=600)
     (stopped,) = list_checkpoints(run.checkpoints)
-    assert f"stopped at step {load_checkpoint(stopped).step}; go on with: meristem resume {run.path}" in output
+    assert f"stopped at step {load_checkpoint(stopped).step}" in output
+    assert f"go on with: meristem resume {run.path}" in output
     resume(run.path)
     assert_close_runs(run, trained(data, tmp_path / "whole", **steps))
 

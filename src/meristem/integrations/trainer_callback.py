@@ -35,7 +35,7 @@ class GrowthCallback(TrainerCallback):  # type: ignore[misc]  # has no types
 
     def __init__(self, grower: Grower) -> None:
         if grower.heads is not None:
-            expected = "exchanges parameters, which a Trainer would not follow; use meristem train or your own loop"
+            expected = "exchanges parameters, which a Trainer would not follow; use meristem.train or your own loop"
             raise InputError("policy", type(grower.heads.policy).__name__, expected)
         self.grower = grower
         self.events: list[dict[str, Any]] = []

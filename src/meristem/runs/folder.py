@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from meristem.data import LabelledData, Recipe, TokenData, Tokenizer, load_tokenizer
-from meristem.errors import InputError, RunError, shortened
+from meristem.errors import InputError, Remedy, RunError, shortened
 from meristem.files import beside, flush, flush_folder, new_folder, read_json, remove_remains, write_atomically
 from meristem.model import Decoder, Transformer, build_model
 from meristem.plan import Plan
@@ -199,7 +199,8 @@ def _check_empty(path: Path) -> None:
     """Refuse to begin a run where there is something, and say who is at work there if somebody is."""
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         check_free(path)
-        raise InputError("out", str(path), f"already holds something; take another folder, or: meristem resume {path}")
+        expected = "already holds something; take another folder, or go on with the run"
+        raise InputError("out", str(path), expected, Remedy(call="resume", target=str(path)))
 
 
 @dataclass(frozen=True)

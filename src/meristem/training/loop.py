@@ -225,7 +225,7 @@ class Trainer:
             number = stop.number or int(signal.SIGTERM)  # none here if only another process was asked to stop
             record.event("stopped", progress.step, signal=number)
             unsaved = ", not saved as updates were being skipped" if self.overdue else ""
-            display.note(f"stopped at step {progress.step}{unsaved}; go on with: meristem resume {self.folder.path}")
+            display.note(f"stopped at step {progress.step}{unsaved}")
             return Outcome(self.folder.path, progress.step, progress.held_out, number)
 
     def update(self, asked_to_stop: bool) -> StepReading | None:
