@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 import json
-import sys
+import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,8 @@ from meristem.runs.folder import LoadedRun, load_run
 from meristem.training.classification import spread_rows
 from meristem.training.held_out import held_out_windows
 from meristem.training.tasks import class_weights, make_task
+
+logger = logging.getLogger(__name__)
 
 AUDIT_FILE = "audit.json"
 LINE_SECONDS = 5.0
@@ -72,7 +75,7 @@ def audit_run(
     """
     if sequences < 2:
         raise InputError("sequences", sequences, "must be at least 2")
-    loaded = load_run(run, device=device, report=lambda text: print(text, file=sys.stderr))
+    loaded = load_run(run, device=device, report=logger.warning)
     source = Path(loaded.config.data.path) if data is None else data
     opened = _opened(loaded, source)
     if isinstance(loaded.model, Classifier) and isinstance(opened, LabelledData):
@@ -93,15 +96,15 @@ def audit_run(
     return result
 
 
-def printed_progress() -> Report:
-    """Tells the standard error how far an audit is: when a part of it begins, and then every few seconds."""
+def paced(say: Callable[[str], None]) -> Report:
+    """A report that says how far an audit is: when a part of it begins, and then every few seconds."""
     part, said = "", 0.0
 
     def report(what: str, done: int, total: int) -> None:
         nonlocal part, said
         if what != part or time.monotonic() - said >= LINE_SECONDS:
             part, said = what, time.monotonic()
-            print(f"{what}: {done} of {total}", file=sys.stderr, flush=True)
+            say(f"{what}: {done} of {total}")
 
     return report
 
