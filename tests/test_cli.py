@@ -28,7 +28,7 @@ from meristem.growth import LoopHeads, RepeatBlock, grower
 from meristem.model import Decoder
 from meristem.plan import Plan
 from meristem.runs.checkpoint import list_checkpoints
-from meristem.runs.folder import RunFolder
+from meristem.runs.folder import RunFolder, load_run
 from meristem.runs.lock import run_lock
 from training.helpers import TINY, assert_equal_runs, copy_run, write_texts
 
@@ -538,3 +538,23 @@ def test_flags_are_named_by_the_command_line_only() -> None:
             if re.search(r"(?<!\S)\(?--[a-z]|meristem (resume|train) ", text) and "\n" not in text:
                 found.append(f"{path.relative_to(source)}: {text}")
     assert found == []
+
+
+def test_what_the_library_says_is_logged(place: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A note that concerns the run is a warning, seen without any setting-up of logs."""
+    run = shutil.copytree(place / "run", tmp_path / "run")
+    for path in list_checkpoints(run / "checkpoints")[-1:]:
+        (path / "model.safetensors").write_bytes(b"")
+    load_run(run, device="cpu")
+    assert [record.levelname for record in caplog.records if "passed over" in record.getMessage()] == ["WARNING"]
+
+
+def test_notes_of_the_library_are_plain_lines(place: Path, tmp_path: Path, call: Call) -> None:
+    """On the standard output; on the standard error where the output is a result."""
+    run = shutil.copytree(place / "run", tmp_path / "run")
+    for path in list_checkpoints(run / "checkpoints")[-1:]:
+        (path / "model.safetensors").write_bytes(b"")
+    said = call("eval", run, "--device", "cpu", "--json")
+    assert said.err.startswith("damaged checkpoint passed over: ")
+    assert json.loads(said.out)["step"] == 8
+    assert "\ndamaged checkpoint passed over: " in f"\n{call('resume', run).out}"

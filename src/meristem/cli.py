@@ -115,18 +115,23 @@ def _mend_streams() -> None:
 
 
 class _PlainLines(logging.Handler):
-    """Shows what the library logs as plain lines: warnings on the standard error, the rest on the standard output."""
+    """Shows what the library logs as plain lines."""
+
+    stream = "stdout"
 
     def emit(self, record: logging.LogRecord) -> None:
-        stream = sys.stderr if record.levelno >= logging.WARNING else sys.stdout
-        print(record.getMessage(), file=stream, flush=True)
+        print(record.getMessage(), file=getattr(sys, self.stream), flush=True)
 
 
-def _show_log() -> None:
+LINES = _PlainLines(logging.INFO)
+
+
+def _show_log(stream: str = "stdout") -> None:
+    """Show what is logged on the standard output, or on the standard error where the output is for results."""
+    LINES.stream = stream
     logger = logging.getLogger("meristem")
     logger.setLevel(logging.INFO)
-    if not any(isinstance(handler, _PlainLines) for handler in logger.handlers):
-        logger.addHandler(_PlainLines())
+    logger.addHandler(LINES)  # the same one is not added twice
 
 
 def _remedy_text(remedy: Remedy | None) -> str:
@@ -512,6 +517,7 @@ def eval_command(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
 ) -> None:
     """Held-out loss, perplexity and attention distance; of a classifier accuracy and F1. Draws pictures."""
+    _show_log("stderr")
     from meristem.report.pictures import draw_growth, draw_loss, draw_structure
     from meristem.runs.folder import RunFolder
 
@@ -588,6 +594,7 @@ def audit_command(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
 ) -> None:
     """Does every head of a trained model matter (minimal), and would another one help (sufficient)?"""
+    _show_log("stderr")
     from meristem.evaluation.audit import AuditSettings
     from meristem.evaluation.audit_run import audit_run, paced
 

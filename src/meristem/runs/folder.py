@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import errno
 import shutil
 from collections.abc import Callable, Iterator
@@ -33,6 +34,8 @@ from meristem.runs.lock import check_free, run_lock
 from meristem.runs.log import aside_name, damage, positions, read_log
 from meristem.runs.origin import OLDER_FILE, Origin
 from meristem.wording import listed
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -235,7 +238,7 @@ class LoadedRun:
 
 
 def load_run(
-    path: str | Path, *, step: int | None = None, device: str = "auto", report: Callable[[str], None] = print
+    path: str | Path, *, step: int | None = None, device: str = "auto", report: Callable[[str], None] = logger.warning
 ) -> LoadedRun:
     """Open a run with the weights of its newest checkpoint, or of the one at `step`."""
     folder = RunFolder.open(Path(path))

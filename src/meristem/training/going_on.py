@@ -119,8 +119,8 @@ def go_back(folder: RunFolder, config: Config, diverged: Diverged, peers: Proces
                 remove_checkpoint(path)
         content = {"rewinds": [entry.to_dict() for entry in (*rewinds, rewind)]}
         write_atomically(folder.path / REWINDS_FILE, json.dumps(content, indent=1) + "\n")
-        restore_logs(folder, good, logger.info)
-        logger.info("%s: back to step %d, passing over batches %d to %d", diverged, step, first, last)
+        restore_logs(folder, good, logger.warning)
+        logger.warning("%s: back to step %d, passing over batches %d to %d", diverged, step, first, last)
     peers.wait()
     return good
 
