@@ -283,7 +283,7 @@ class IncrtConfig:
         _refuse_idle("incrt", self, idle)
 
     def unused(self, policy: str) -> str:
-        """For people: settings that were given although this policy, or the criterion, has no use for them."""
+        """A sentence about settings that were given although this policy, or the criterion, has no use for them."""
         names = {field.name for field in fields(self)}
         if policy == "incrt":
             used = {"demand": names, "published": {"share", "prune"}, "random": {"warm_up"}}[self.criterion]
@@ -327,7 +327,7 @@ def _refuse_idle(title: str, section: GrowthConfig | IncrtConfig, idle: Mapping[
 
 
 def _given(settings: dict[str, Any]) -> dict[str, Any]:
-    """Those that are not left to the criterion."""
+    """The settings that are not left to the criterion."""
     return {name: value for name, value in settings.items() if value is not None}
 
 

@@ -65,7 +65,7 @@ class TrainingStep:
         return loss
 
     def changed(self, model: nn.Module | None = None) -> None:
-        """To be called when the model has changed, the parameters too if it is given, as after a cool-down in a run."""
+        """Take up a change of the model; if one is given its parameters are new too, as after a cool-down in a run."""
         if self.gradients.graph is not None:
             self.gradients.graph.stood = self.gradients.graph.REST
         self.gradients.restructured(model)

@@ -48,7 +48,7 @@ class RunAudit:
     audit: Audit
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON, which knows no NaN: None where a number is not finite."""
+        """The result for JSON, which has no NaN: None stands for a number that is not finite."""
         return {
             "run": self.run, "step": self.step, "data": self.data, "device": self.device, **self.audit.to_dict(),
             "verdict": verdict(self.audit),
@@ -140,7 +140,7 @@ def _training(loaded: LoadedRun, data: TokenData | LabelledData) -> Training:
 
 
 def _held_out(loaded: LoadedRun, data: TokenData | LabelledData, sequences: int) -> list[Batch]:
-    """So many held-out windows or rows, or all if there are fewer."""
+    """The first held-out windows or rows, as many as wanted or all if there are fewer."""
     context, size, device = loaded.model.plan.context, loaded.config.eval.batch, loaded.device
     if isinstance(data, TokenData):
         windows = held_out_windows(data.split("held_out"), context, sequences).to(device)
@@ -159,7 +159,7 @@ def _held_out(loaded: LoadedRun, data: TokenData | LabelledData, sequences: int)
 
 
 def _policy(loaded: LoadedRun) -> tuple[Incrt, IncrtState | None]:
-    """When a demand is certain and large; and, if the run grew by demand, how large it was in every layer."""
+    """The policy that says when a demand is certain and large; if the run grew by demand, also its largest by layer."""
     config = loaded.config
     if config.growth.policy != "incrt" or config.incrt.criterion != "demand":
         return Incrt(), None

@@ -43,7 +43,7 @@ class Evaluation:
     file: Path | None = None  # that it was written to
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON, which knows no NaN: None where a number is not finite."""
+        """The result for JSON, which has no NaN: None stands for a number that is not finite."""
         facts = {name: finite(value) if isinstance(value, float) else value for name, value in asdict(self).items()}
         del facts["file"]
         return {

@@ -50,11 +50,11 @@ class ClassEvaluation:
 
     @property
     def accuracy_of_all(self) -> float:
-        """With the rows of classes that the run does not know, which it cannot get right."""
+        """The accuracy over all rows, with those of classes that the run does not know counted as wrong."""
         return self.scores.accuracy * self.scores.rows / (self.scores.rows + sum(self.other_labels.values()))
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON, which knows no NaN: None where a number is not finite."""
+        """The result for JSON, which has no NaN: None stands for a number that is not finite."""
         scores = self.scores
         columns = {"precision": scores.precision, "recall": scores.recall, "f1": scores.f1}
         classes = [

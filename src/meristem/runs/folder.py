@@ -136,7 +136,7 @@ class RunFolder:
         return self._newest_state()[0]
 
     def _newest_state(self) -> tuple[dict[str, Any] | None, list[str]]:
-        """That state, and what is wrong with those of newer checkpoints."""
+        """The state of the newest checkpoint that can be read, and what is wrong with newer ones."""
         refused: list[str] = []
         for checkpoint in reversed(list_checkpoints(self.checkpoints)):
             try:
@@ -225,13 +225,13 @@ class LoadedRun:
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """That of a language model."""
+        """The tokenizer of a language model."""
         assert self.decoder
         return load_tokenizer(self.folder.path)
 
     @property
     def recipe(self) -> Recipe:
-        """That of a classifier: from rows to ids and classes."""
+        """The recipe of a classifier: from rows to ids and classes."""
         if isinstance(self.model, Decoder):
             raise InputError("run", str(self.folder.path), "is of a language model, and this needs a classifier")
         return Recipe.load(self.folder.path)
