@@ -52,11 +52,14 @@ def test_links_lead_somewhere() -> None:
             assert (page.parent / target).exists(), f"{page.name}: {target}"
 
 
-@pytest.mark.parametrize("name", ["README.md", "docs/guide.md", "docs/incrt.md"])
-def test_prose_is_wrapped(name: str) -> None:
-    """Lines of tables excepted, which cannot be."""
-    lines = enumerate((ROOT / name).read_text().splitlines(), 1)
-    assert [number for number, line in lines if len(line) > 140 and not line.startswith("|")] == []
+PAGES = [ROOT / "README.md", *(page for page in (ROOT / "docs").rglob("*.md") if page.name != "lab-log.md")]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_prose_is_wrapped(page: Path) -> None:
+    """Tables and pictures excepted, which cannot be."""
+    lines = enumerate(page.read_text().splitlines(), 1)
+    assert [number for number, line in lines if len(line) > 120 and not line.startswith(("|", "!["))] == []
 
 
 # --- citations of the method notes -----------------------------------------------------------------------------------

@@ -157,7 +157,7 @@ class _Auditor:
         return gains
 
     def _losses_after_training(self, layer: int, directions: tuple[Tensor, Tensor] | None) -> list[float]:
-        """The losses of a copy of which one layer was trained: a head added to it, or without `directions` those it has."""
+        """The losses after training one layer of a copy: a head added to it, or without `directions` those it has."""
         model = copy.deepcopy(self.model)
         attention = model.stack[layer].attention
         weights = attention.qkv.weight.detach(), attention.out.weight.detach()
