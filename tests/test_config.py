@@ -184,7 +184,7 @@ def test_configurations_are_frozen() -> None:
         ),
         (
             "[log]\ntrackers = ['tensorbord']",
-            r"log\.trackers = 'tensorbord': must be among tensorboard, tra",
+            r"log\.trackers = 'tensorbord': must be one of tensorboard, tra",
         ),
     ],
 )

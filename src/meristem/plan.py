@@ -17,8 +17,9 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
+from meristem.choices import Pooling
 from meristem.cost import Cost, Flops, Memory
 from meristem.errors import InputError, shortened
 from meristem.files import parsed_json, read_json
@@ -55,7 +56,7 @@ PADDING = 0  # the token that fills up the shorter rows of a classifier's batch,
 SIZES = {  # of a plan, and their ceilings
     "width": MOST_WIDTH, "vocabulary": MOST_TOKEN_IDS, "context": MOST_CONTEXT, "feed_forward": MOST_FEED_FORWARD,
 }  # fmt: skip
-POOLINGS = ("mean", "first")  # what a classifier's answer is read from: all tokens alike, or the first one
+POOLINGS: tuple[str, ...] = get_args(Pooling)
 
 
 def default_feed_forward(width: int) -> int:

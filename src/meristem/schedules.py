@@ -11,7 +11,9 @@ import math
 import random
 from collections.abc import Sequence
 from itertools import groupby, pairwise
+from typing import get_args
 
+from meristem.choices import Schedule
 from meristem.errors import InputError, shown
 from meristem.limits import LARGEST_COUNT, MOST_HEADS, MOST_LAYERS, MOST_WIDTH, check_integer
 from meristem.wording import listed
@@ -22,7 +24,7 @@ MAX_DIM = 256
 CURVES = ("linear", "geometric", "cosine")
 FAMILIES = ("prism", *CURVES)
 CONTROLS = ("uniform", "reverse", "bump", "shuffle")
-SCHEDULES = (*FAMILIES, *CONTROLS)
+SCHEDULES: tuple[str, ...] = get_args(Schedule)
 
 
 def head_schedule(

@@ -37,7 +37,7 @@ def test_arms_are_measured_in_turn_and_reported() -> None:
 
 
 def test_nanogpt_needs_a_checkout_and_one_head_count(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match=r"model\.py: not found; --nanogpt takes a checkout"):
+    with pytest.raises(RunError, match=r"model\.py: not found; this is no checkout"):
         nanogpt_step(tmp_path, PLANS["uniform"], CPU, compile=False)
     (tmp_path / "model.py").touch()
     with pytest.raises(InputError, match=r"plan = \(2, 4\): nanoGPT takes one head count"):

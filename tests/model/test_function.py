@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import math
+from statistics import median
 from typing import Any
 
 import pytest
@@ -78,18 +79,25 @@ def test_oracle_8_later_positions_see_the_schedule(schedule: str) -> None:
 
 
 def test_oracle_8_one_layer_of_the_small_model() -> None:
-    """With initial weights and unit input, 3 heads and 12 heads differ by about 0.19 (prism.md)."""
-    few, many = (Decoder(Plan.uniform(layers=1, width=768, heads=h, vocabulary=2)) for h in (3, 12))
-    x = torch.randn(1, 64, 768, generator=torch.Generator().manual_seed(0))
-    first, second = (
-        m.blocks[0].attention(x, m.rotary.pair(m.plan.head_dims[0], slice(0, 64)))  # type: ignore[operator]
-        for m in (few, many)
-    )
-    assert float((first - second).detach().abs().max()) > 1e-3
+    """With initial weights and unit input, 3 heads and 12 differ by 0.19 at most (prism.md 6); the median of many."""
+    differences = []
+    for seed in range(16):
+        few, many = (
+            Decoder(Plan.uniform(layers=1, width=768, heads=h, vocabulary=2, feed_forward=8), seed=seed)
+            for h in (3, 12)
+        )
+        x = torch.randn(1, 16, 768, generator=torch.Generator().manual_seed(seed))
+        first, second = (
+            m.blocks[0].attention(x, m.rotary.pair(m.plan.head_dims[0], slice(0, 16)))  # type: ignore[operator]
+            for m in (few, many)
+        )
+        differences.append(float((first - second).detach().abs().max()))
+    assert min(differences) > 1e-3
+    assert median(differences) == pytest.approx(0.19, rel=0.1)
 
 
 @pytest.mark.parametrize("schedule", ARMS)
-@pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, 1e-5), (torch.float64, 1e-12)])
+@pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, 1e-6), (torch.float64, 1e-12)])
 def test_oracle_9_without_queries_attention_averages(schedule: str, dtype: torch.dtype, limit: float) -> None:
     uniform, model = like_uniform(schedule, dtype)
     for decoder in (uniform, model):

@@ -94,15 +94,15 @@ def test_of_processes_that_begin_one_run_one_wins_and_the_others_say_which(data:
 TOGETHER = """
 import sys, time
 from pathlib import Path
-from meristem.runs import folder
+from meristem.runs import folder as runs
 go, config, out = sys.argv[1:]
-plain = run.flush_folder
+plain = runs.flush_folder
 def waiting(folder):
     plain(folder)
     print("ready", flush=True)
     while not Path(go).exists():
         time.sleep(0.001)
-run.flush_folder = waiting
+runs.flush_folder = waiting
 sys.argv = ["meristem", "train", config, "--out", out]
 from meristem.cli import main
 main()

@@ -133,7 +133,7 @@ Measured = Iterator[tuple[float, float]]  # seconds of training in a span withou
 def _beside_training(
     step: TrainingStep, grower: Grower, span: int, batches: Iterator[tuple[Tensor, Tensor]], device: torch.device
 ) -> Measured:
-    """On a GPU, where one thing is begun before another has ended: spans with the gauge and without, in turn."""
+    """Time spans with the gauge and without, in turn, as a GPU begins one thing before another has ended."""
 
     def seconds(gated: bool) -> float:
         wait(device)
@@ -155,7 +155,7 @@ def _beside_training(
 def _within_training(
     step: TrainingStep, grower: Grower, span: int, batches: Iterator[tuple[Tensor, Tensor]], device: torch.device
 ) -> Measured:
-    """On a CPU: the updates and the gauge of one span apart, in the time that this process had.
+    """Time the updates and the gauge of one span apart, on a CPU, in the time that this process had.
 
     Both are then slowed down alike by whatever else the machine does.
     """

@@ -22,7 +22,7 @@ from torch._inductor.utils import fresh_cache
 
 from meristem.config import OptimizerConfig
 from meristem.devices import autocast, compute_dtype, describe_device, peak_flops
-from meristem.errors import InputError, RunError
+from meristem.errors import InputError, Remedy, RunError
 from meristem.limits import check_integer
 from meristem.model import Classifier, Decoder
 from meristem.model.transformer import Regions
@@ -65,7 +65,7 @@ class TrainingStep:
         return loss
 
     def changed(self, model: nn.Module | None = None) -> None:
-        """To be called when the model has changed, the parameters too if it is given, as after a cool-down in a run."""
+        """Take up a change of the model; if one is given its parameters are new too, as after a cool-down in a run."""
         if self.gradients.graph is not None:
             self.gradients.graph.stood = self.gradients.graph.REST
         self.gradients.restructured(model)
@@ -81,7 +81,7 @@ def nanogpt_step(folder: Path, plan: Plan, device: torch.device, *, compile: boo
     """nanoGPT's model and optimizer step, as its train.py does them, from a checkout of karpathy/nanoGPT."""
     source = folder / "model.py"
     if not source.is_file():
-        raise RunError(f"{source}: not found; --nanogpt takes a checkout of karpathy/nanoGPT")
+        raise RunError(f"{source}: not found; this is no checkout of karpathy/nanoGPT", Remedy(("nanogpt",)))
     if len(set(plan.heads)) > 1:
         raise InputError("plan", plan.heads, "nanoGPT takes one head count for all layers")
     spec = importlib.util.spec_from_file_location("nanogpt_model", source)

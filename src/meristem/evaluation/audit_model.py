@@ -102,14 +102,14 @@ class _Auditor:
         return tuple(findings)
 
     def _losses_writing(self, layer: int, out: Tensor) -> list[float]:
-        """With another output projection in a layer."""
+        """The losses with another output projection in a layer."""
         with _writing(self.model.stack[layer].attention.out.weight, out):
             return sequence_losses(self.model, self.held_out)
 
     # --- what is still asked for ------------------------------------------------------------------------------------
 
     def _demand(self, start: IncrtState | None) -> tuple[list[DemandGauge], tuple[RelativeDemand, ...]]:
-        """Of every layer the gauge, and the demand left of the largest there was."""
+        """The gauge, and what is left of the largest demand of every layer."""
         gauges = self._fed("measuring the demand")
         readings = [gauge.readings()[0] for gauge in gauges]
         state = self.policy.begin(self.model.plan) if start is None else start
@@ -142,7 +142,7 @@ class _Auditor:
     def _gains(
         self, gauges: Sequence[DemandGauge], relative: Sequence[RelativeDemand]
     ) -> list[tuple[Gain | None, str]]:
-        """Of every layer the gain, or why it was not tried."""
+        """The gain of every layer, or why it was not tried."""
         reasons = [_cannot_grow(layer) for layer in self.model.plan.layers]
         able = [layer for layer, reason in enumerate(reasons) if not reason]
         # Where no demand was ever certain it is not a number, and comes last.
@@ -160,7 +160,7 @@ class _Auditor:
         return gains
 
     def _losses_after_training(self, layer: int, directions: tuple[Tensor, Tensor] | None) -> list[float]:
-        """Of a copy whose layer has another head, which alone is trained; or, without, whose heads are trained on."""
+        """The losses after training one layer of a copy: a head added to it, or without `directions` those it has."""
         model = copy.deepcopy(self.model)
         attention = model.stack[layer].attention
         weights = attention.qkv.weight.detach(), attention.out.weight.detach()
@@ -217,7 +217,7 @@ def _losses(model: Growable, tokens: Tensor, labels: Tensor) -> Tensor:
 
 
 def _joint_confidence(count: int) -> float:
-    """Of each of `count` intervals, so that all hold at once with the confidence wanted (Bonferroni)."""
+    """The confidence that each of `count` intervals needs, so that all hold at once (Bonferroni)."""
     return 1 - (1 - CONFIDENCE) / max(1, count)
 
 

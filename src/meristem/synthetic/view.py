@@ -129,7 +129,7 @@ def _bar(share: float) -> str:
 
 
 def _place(value: float) -> int:
-    """On the bar of the demand, from LEAST to 1."""
+    """The place of a demand on its bar, which goes from LEAST to 1."""
     share = 1 - math.log10(max(value, LEAST)) / math.log10(LEAST)
     return round(BAR * min(1.0, share))
 

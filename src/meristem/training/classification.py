@@ -47,12 +47,12 @@ class Scores:
 
     @property
     def precision(self) -> Shares:
-        """Of the rows taken for a class, the share that is of it."""
+        """The share of the rows taken for a class that are of it."""
         return _share(self.confusion.diagonal(), self.predicted)
 
     @property
     def recall(self) -> Shares:
-        """Of the rows of a class, the share taken for it."""
+        """The share of the rows of a class that are taken for it."""
         return _share(self.confusion.diagonal(), self.support)
 
     @property

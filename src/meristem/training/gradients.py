@@ -30,7 +30,7 @@ class Gradients:
         self.graph = RecordedStep(self) if compile and device.type == "cuda" and self.distributed is None else None
 
     def restructured(self, model: nn.Module | None = None) -> None:
-        """To be told when the model has changed: what was recorded is no longer its forward pass.
+        """Forget what was recorded, as the model has changed and that is no longer its forward pass.
 
         If parameters were exchanged the model, wrapped anew, must be given.
         """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import logging
 import math
 import signal
 from collections.abc import Callable, Iterator
@@ -51,6 +52,8 @@ from meristem.training.signals import BROKEN_PIPE, StopSignals
 from meristem.training.tasks import initial_plan, make_task
 from meristem.training.trackers import check_trackers
 
+logger = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -85,7 +88,7 @@ def resume(out: str | Path, config: Config | None = None, *, from_start: bool = 
     config = folder.config if config is None else _at_home(config)
     check_resumable(folder.config, config)
     with processes(config.train.device) as peers, _held(folder, peers):
-        say: Callable[[str], None] = print if peers.first else lambda text: None
+        say: Callable[[str], None] = logger.warning if peers.first else lambda text: None
         _check_batch(config, peers)
         data = _opened(config, peers)
         folder.check_data(data)
@@ -124,7 +127,7 @@ def _trained(
                 diverged = error.with_traceback(None)  # which would hold on to the model
             gc.collect()
             checkpoint = go_back(folder, config, diverged, peers)
-            stop.say = print
+            stop.say = logger.warning
             if number := from_first_rank(stop.number):  # asked while the streak was on
                 step = 0 if checkpoint is None else checkpoint.step
                 if peers.first:
@@ -225,7 +228,7 @@ class Trainer:
             number = stop.number or int(signal.SIGTERM)  # none here if only another process was asked to stop
             record.event("stopped", progress.step, signal=number)
             unsaved = ", not saved as updates were being skipped" if self.overdue else ""
-            display.note(f"stopped at step {progress.step}{unsaved}; go on with: meristem resume {self.folder.path}")
+            display.note(f"stopped at step {progress.step}{unsaved}")
             return Outcome(self.folder.path, progress.step, progress.held_out, number)
 
     def update(self, asked_to_stop: bool) -> StepReading | None:
@@ -409,7 +412,7 @@ def _check_memory(config: Config, plan: Plan, peers: Processes) -> None:
 
 def _opened(config: Config, peers: Processes) -> TokenData | LabelledData:
     """The data, which the first process checks for all."""
-    return peers.first_alone(lambda: open_data(config.data.path, print, check=peers.first))
+    return peers.first_alone(lambda: open_data(config.data.path, logger.info, check=peers.first))
 
 
 def _last_measured(folder: RunFolder) -> dict[str, float | None]:

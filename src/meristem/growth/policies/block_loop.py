@@ -22,6 +22,7 @@ class BlockLoop(Policy):
     """
 
     name: ClassVar[str] = "block_loop"
+    exchanges: ClassVar[bool] = False
 
     layers: tuple[int, ...]
     times: int = 1
