@@ -107,7 +107,7 @@ class LayerPlan:
         check_integer("heads", self.heads, 1, MOST_HEADS)
         check_integer("head_dim", self.head_dim, 2, MOST_WIDTH)
         if self.head_dim % 2:
-            raise InputError("head_dim", self.head_dim, "must be even, rotary positions turn pairs of coordinates")
+            raise InputError("head_dim", self.head_dim, "must be even, rotary positions rotate pairs of coordinates")
         check_integer("kv_heads", self.kv_heads, 1, MOST_HEADS)
         if self.heads % self.kv_heads:
             allowed = choices(divisors(self.heads))

@@ -227,7 +227,7 @@ def test_a_birth_changes_no_bit_at_any_size(width: int, dim: int, heads: int) ->
 
     def seen() -> tuple[list[Tensor], Tensor]:
         parts: list[list[Tensor]] = []
-        attention(x, model.angles(dim), watch=lambda *heads: parts.append([part.detach() for part in heads]))
+        attention(x, model.rope(dim), watch=lambda *heads: parts.append([part.detach() for part in heads]))
         logits = model(batch).logits
         assert logits is not None
         return parts[0], logits.detach()

@@ -25,7 +25,7 @@ def decode(model: Decoder, tokens: Tensor, prefill: Sequence[int], dtype: torch.
     batch, length = tokens.shape
     cache = KVCache(model.plan, batch, length, tokens.device, dtype)
     sizes = [*prefill, *[1] * (length - sum(prefill))]
-    parts = [model.logits(model.hidden(part, cache)) for part in torch.split(tokens, sizes, dim=1)]
+    parts = [model.unembed(model.hidden(part, cache)) for part in torch.split(tokens, sizes, dim=1)]
     assert cache.length == length
     return torch.cat(parts, dim=1)
 

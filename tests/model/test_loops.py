@@ -82,8 +82,8 @@ def masked_attention(
     scores = torch.einsum("bthe,bshe->bhts", queries, keys) / math.sqrt(layer.head_dim)
     causal = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).tril()
     maps = scores.masked_fill(~(causal if seen is None else seen), -math.inf).softmax(-1)
-    mixed = torch.einsum("bhts,bshe->bthe", maps, values)
-    return (mixed * strengths[:, None]).flatten(2) @ out.T
+    head_outputs = torch.einsum("bhts,bshe->bthe", maps, values)
+    return (head_outputs * strengths[:, None]).flatten(2) @ out.T
 
 
 def masked_block(
@@ -257,11 +257,11 @@ def test_sgt_oracle_3_gradients_of_the_gates(at_birth: bool) -> None:
     """Against central differences, of which the rounding error is about 1e-16 / 1e-4."""
     plan = looped(small_plan(kv_group=2), LOOPS, GATES)
     model, tokens = lively(plan, torch.float64), random_tokens(plan)
-    labels = tokens.roll(-1, dims=1)
+    targets = tokens.roll(-1, dims=1)
     assert model.gate_delta is not None
     if at_birth:
         silent(model)
-    model(tokens, labels).loss.backward()
+    model(tokens, targets).loss.backward()
     born, found = born_gates(), model.gate_delta.grad
     assert found is not None
     assert not found[~born].any()
@@ -274,7 +274,7 @@ def test_sgt_oracle_3_gradients_of_the_gates(at_birth: bool) -> None:
             losses = []
             for sign in (1, -1):
                 gate.copy_(value + sign * step)
-                losses.append(float(model(tokens, labels).loss))
+                losses.append(float(model(tokens, targets).loss))
             gate.copy_(value)
             expected = (losses[0] - losses[1]) / (2 * step)
             assert float(found[tuple(place)]) == pytest.approx(expected, rel=1e-6), place
@@ -353,14 +353,14 @@ def model_against_reference(model: Decoder) -> None:
     with_exact_positions(model)
     if model.gate_ramp is not None:
         model.gate_ramp.copy_(draw(*model.gate_ramp.shape))
-    labels = tokens.roll(-1, dims=1)
+    targets = tokens.roll(-1, dims=1)
     weights = reference_of(model)
     logits = masked_logits(model, weights, tokens)
     assert relative_error(model(tokens).logits, logits) <= limit
-    loss = cross_entropy(logits.flatten(0, 1), labels.flatten())
+    loss = cross_entropy(logits.flatten(0, 1), targets.flatten())
     if "gate_delta" in weights:
         loss = loss + 0 * weights["gate_delta"].sum()
-    found = gradients(model(tokens, labels).loss, dict(model.named_parameters()))
+    found = gradients(model(tokens, targets).loss, dict(model.named_parameters()))
     for name, value in gradients(loss, weights).items():
         difference = (found[name].double() - value).norm()
         assert float(difference) <= limit * (float(value.norm()) + 1e-3), name
@@ -618,13 +618,13 @@ def test_sgt_oracle_10_rows_of_different_lengths(passes: int, kv_group: int, rep
     model, tokens = lively(plan), random_tokens(plan, batch=3, length=28)
     padding = torch.tensor([0, 7, 16])
     cache = KVCache(plan, 3, 28, "cpu", torch.float32)
-    parts = [model.logits(model.hidden(tokens[:, :20], cache, padding))]
-    parts += [model.logits(model.hidden(tokens[:, t : t + 1], cache, padding)) for t in range(20, 28)]
+    parts = [model.unembed(model.hidden(tokens[:, :20], cache, padding))]
+    parts += [model.unembed(model.hidden(tokens[:, t : t + 1], cache, padding)) for t in range(20, 28)]
     found = torch.cat(parts, dim=1)
     for row, skipped in enumerate(padding.tolist()):
         alone = model(tokens[row : row + 1, skipped:]).logits
         assert relative_error(found[row : row + 1, skipped:], alone) <= 1e-5
-        whole = model.logits(model.hidden(tokens, padding=padding))[row : row + 1, skipped:]
+        whole = model.unembed(model.hidden(tokens, padding=padding))[row : row + 1, skipped:]
         assert relative_error(whole, alone) <= 1e-5
 
 

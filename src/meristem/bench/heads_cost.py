@@ -143,11 +143,11 @@ def _beside_training(
         wait(device)
         begin = time.perf_counter()
         for _ in range(growth.policy.decide_every):
-            tokens, labels = next(batches)
-            step(tokens, labels)
+            tokens, targets = next(batches)
+            step(tokens, targets)
             if gated:
                 with autocast(device):
-                    growth.step(tokens, labels)
+                    growth.step(tokens, targets)
         wait(device)
         return time.perf_counter() - begin
 
@@ -166,11 +166,11 @@ def _within_training(
     while True:
         plain = added = 0.0
         for _ in range(growth.policy.decide_every):
-            tokens, labels = next(batches)
+            tokens, targets = next(batches)
             begin = time.process_time()
-            step(tokens, labels)
+            step(tokens, targets)
             middle = time.process_time()
-            growth.step(tokens, labels)
+            growth.step(tokens, targets)
             plain, added = plain + middle - begin, added + time.process_time() - middle
         yield plain, added
 

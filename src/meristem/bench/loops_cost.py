@@ -131,8 +131,8 @@ def measure_probe(
 ) -> dict[str, Any]:  # fmt: skip
     """What an entropy measurement adds to a step, and its share of a run with the default schedule."""
 
-    def probed(tokens: Tensor, labels: Tensor) -> Tensor:
-        loss = step(tokens, labels)
+    def probed(tokens: Tensor, targets: Tensor) -> Tensor:
+        loss = step(tokens, targets)
         with autocast(device):
             read_heads(step.model, tokens[some_of(len(tokens), PROBED_SEQUENCES)], EntropyGauge())
         return loss

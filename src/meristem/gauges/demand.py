@@ -66,7 +66,7 @@ class DemandForm:
 class DemandGauge:
     """Follows the demand of `layers` layers of `width`.
 
-    The `rotary` tables, each (T, 1, e), turn queries and keys to their positions; a head has e dims. Under
+    The `rotary` tables, each (T, 1, e), rotate queries and keys by their positions; a head has e dims. Under
     torch.distributed every process feeds its own sequences, as many as each other one, and all follow the same demand:
     what is summed over sequences is summed over processes too.
     """
@@ -107,23 +107,23 @@ class DemandGauge:
             self.feeds[layer] = 0
 
     @torch.no_grad()
-    def feed(self, inputs: Tensor, gradients: Tensor, allowed: Tensor, sizes: Tensor) -> None:
+    def feed(self, inputs: Tensor, gradients: Tensor, attention_mask: Tensor, sizes: Tensor) -> None:
         """Take in a batch: normed inputs and gradients by the attention's output, each (layers, B, T, d).
 
-        Gradients are those of the mean loss times the number of its terms. `allowed` (T, T) or (B, T, T) says which
-        tokens (columns) each token (row) may look at; rows of padding are empty. `sizes` (layers,) are those of a
+        Gradients are those of the mean loss times the number of its terms. `attention_mask` (T, T) or (B, T, T) says
+        which tokens (columns) each token (row) may look at; rows of padding are empty. `sizes` (layers,) are those of a
         coordinate of the stream, in the root mean square. A batch with something in it that is not finite is passed
         over: it would stay in the sums for good.
         """
         x, gradients, sizes = (part.to(**self.place) for part in (inputs, gradients, sizes))
-        real = allowed.any(-1).expand(x.shape[1], -1)[None, :, :, None].to(x)
+        real = attention_mask.any(-1).expand(x.shape[1], -1)[None, :, :, None].to(x)
         sequences, tokens = sum_over_ranks(torch.stack((x.new_full((), x.shape[1]), real.sum())))
         # What is the same for all tokens is not for attention to say: it is taken out of the gradients, and of what is
         # read. With the one gone the other is a constant in derivatives.
         gradients = (gradients - sum_over_ranks((gradients * real).sum((1, 2), keepdim=True)) / tokens) * real
         looks = self.looks.clone().requires_grad_()
         with torch.enable_grad(), _coarse_products():
-            values, refused = self._read(x, gradients, looks, allowed)
+            values, refused = self._read(x, gradients, looks, attention_mask)
             middle = sum_over_ranks((values.detach() * real).sum((1, 2), keepdim=True)) / tokens
             values = (values - middle) * real
             # What would be written is values @ core.T @ left.T, whose size needs no left: that is orthonormal.
@@ -164,8 +164,8 @@ class DemandGauge:
         """Of where every layer's scout looks. M = Q K', so products of heads' size, in float64, say all."""
         query, key = self.looks.double().cpu()
         across, square = key.mT @ query, query.mT @ query @ (key.mT @ key)
-        size, turned, fourth = (_trace(matrix) for matrix in (square, across @ across, square @ square))
-        asymmetry = ((size - turned) / (2 * size).clamp(min=1e-300)).clamp(min=0).sqrt()
+        size, crossed, fourth = (_trace(matrix) for matrix in (square, across @ across, square @ square))
+        asymmetry = ((size - crossed) / (2 * size).clamp(min=1e-300)).clamp(min=0).sqrt()
         rank = size.square() / fourth.clamp(min=1e-300)
         return [DemandForm(*form) for form in zip(asymmetry.tolist(), rank.tolist(), strict=True)]
 
@@ -201,11 +201,11 @@ class DemandGauge:
         looks = torch.randn(2, self.layers, self.width, self.head_dim, generator=generator)
         return looks.to(**self.place) * START / math.sqrt(self.width)
 
-    def _read(self, x: Tensor, gradients: Tensor, looks: Tensor, allowed: Tensor) -> tuple[Tensor, Tensor]:
+    def _read(self, x: Tensor, gradients: Tensor, looks: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor]:
         """What the scouts read, (layers, B, T, e), and the gradients by a full output map, (layers, d, d)."""
 
         def read(x: Tensor, gradients: Tensor, looks: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
-            weights = self._attend(x, looks, allowed)
+            weights = self._attend(x, looks, attention_mask)
             values = weights @ (x @ right[:, None])
             return values, (weights.detach().mT @ gradients).flatten(1, 2).mT @ x.flatten(1, 2)
 
@@ -219,12 +219,12 @@ class DemandGauge:
         values, refused = (torch.cat(part) for part in zip(*parts, strict=True))
         return values, refused
 
-    def _attend(self, x: Tensor, looks: Tensor, allowed: Tensor) -> Tensor:
+    def _attend(self, x: Tensor, looks: Tensor, attention_mask: Tensor) -> Tensor:
         """How the scouts look from token to token, (layers, B, T, T)."""
         cos, sin = (table[: x.shape[2]] for table in self.rotary)
         query, key = (rotate(x @ look[:, None], cos, sin).flatten(0, 1) for look in looks)
         # A mask that is added needs no pass of its own over all pairs of tokens, nor one for its gradient.
-        mask = torch.zeros_like(allowed, dtype=x.dtype).masked_fill_(~allowed, torch.finfo(x.dtype).min)
+        mask = torch.zeros_like(attention_mask, dtype=x.dtype).masked_fill_(~attention_mask, torch.finfo(x.dtype).min)
         mask = mask.expand(*x.shape[:2], *mask.shape[-2:]).flatten(0, 1)
         scores = torch.baddbmm(mask, query, key.mT, alpha=1 / math.sqrt(self.head_dim))
         return scores.softmax(-1).unflatten(0, x.shape[:2])

@@ -283,13 +283,13 @@ class EnergyGauge:
         return residual_operator(self.second, self.turning, self.stored)
 
     @torch.no_grad()
-    def feed(self, inputs: Tensor, heads: Sequence[Projections], allowed: Tensor) -> None:
+    def feed(self, inputs: Tensor, heads: Sequence[Projections], attention_mask: Tensor) -> None:
         """Take in a batch: normed inputs (layers, B, T, d) and the projections of every layer's heads as they are now.
 
-        `allowed` (T, T) or (B, T, T) says which tokens (columns) each token (row) may look at; rows of padding are
-        empty.
+        `attention_mask` (T, T) or (B, T, T) says which tokens (columns) each token (row) may look at; rows of padding
+        are empty.
         """
-        self._see(inputs.to(**self.place), allowed.to(self.place["device"]))
+        self._see(inputs.to(**self.place), attention_mask.to(self.place["device"]))
         placed = [Projections(*(part.to(**self.place) for part in layer)) for layer in heads]
         self.turning = antisymmetric(torch.stack([layer.form for layer in placed]))
         self.heads = [
@@ -416,14 +416,14 @@ class EnergyGauge:
 
     # --- parts ------------------------------------------------------------------------------------------------------
 
-    def _see(self, inputs: Tensor, allowed: Tensor) -> None:
+    def _see(self, inputs: Tensor, attention_mask: Tensor) -> None:
         """The tokens' second moments, and how sure they are."""
         if self.author:  # the first sequence there is, which the first process has
             tokens = inputs[:, 0] * (rank() == 0)
             new = sum_over_ranks(tokens.mT @ tokens)
             count = torch.tensor(float(tokens.shape[1]), **self.place)
         else:
-            real = allowed.any(-1).expand(inputs.shape[1:3]).to(inputs)
+            real = attention_mask.any(-1).expand(inputs.shape[1:3]).to(inputs)
             tokens = (inputs * real[:, :, None]).flatten(1, 2)
             count = sum_over_ranks(real.sum()).clamp(min=1)
             new = sum_over_ranks(tokens.mT @ tokens) / count

@@ -16,6 +16,7 @@ from torch import Tensor
 from meristem.errors import InputError
 from meristem.model import Decoder, Transformer
 from meristem.model.block import Pass
+from meristem.model.operators import accum_dtype
 
 FORMS = ("rows", "fused")
 
@@ -104,7 +105,7 @@ def probe_rows(length: int, count: int, device: torch.device | str = "cpu") -> T
 def row_entropies(queries: Tensor, keys: Tensor, rows: Tensor) -> Tensor:
     """Entropy in nats of some query rows, (B, h, rows).
 
-    Queries (B, h, T, e) and keys (B, kv heads, T, e) are turned to their positions; computed in float32 or float64.
+    Queries (B, h, T, e) and keys (B, kv heads, T, e) are rotated; computed in float32 or float64.
     """
     queries, keys = _widened(queries.index_select(2, rows), keys)
     with torch.autocast(queries.device.type, enabled=False):
@@ -124,9 +125,9 @@ def fused_entropies(queries: Tensor, keys: Tensor) -> Tensor:
 
 
 def _widened(queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
-    wide = torch.float64 if queries.dtype == torch.float64 else torch.float32
+    accum = accum_dtype(queries.dtype)
     keys = keys.repeat_interleave(queries.shape[1] // keys.shape[1], dim=1)
-    return queries.to(wide), keys.to(wide)
+    return queries.to(accum), keys.to(accum)
 
 
 def _attention_with_lse(queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
@@ -137,9 +138,9 @@ def _attention_with_lse(queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
     queries, keys = queries.contiguous(), keys.contiguous()
     if queries.is_cuda:
         queries, keys = queries.float(), keys.float()  # there is no fused kernel for more
-        mixed, total, *_ = torch.ops.aten._scaled_dot_product_efficient_attention(
+        head_outputs, total, *_ = torch.ops.aten._scaled_dot_product_efficient_attention(
             queries, keys, keys, None, True, 0.0, True
         )
-        return mixed, total[..., : queries.shape[2]]  # it pads the rows
-    mixed, total = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(queries, keys, keys, 0.0, True)
-    return mixed, total
+        return head_outputs, total[..., : queries.shape[2]]  # it pads the rows
+    head_outputs, total = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(queries, keys, keys, 0.0, True)
+    return head_outputs, total

@@ -23,9 +23,9 @@ class HeadMoments:
     head_dim: int
 
     @classmethod
-    def of(cls, mixed: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
-        """Sums over the tokens of mixed (B, heads, T, e) where `real` (B, T), and their number."""
-        flat = mixed.transpose(1, 2).flatten(2)
+    def of(cls, head_outputs: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
+        """Sums over the tokens of head_outputs (B, heads, T, e) where `real` (B, T), and their number."""
+        flat = head_outputs.transpose(1, 2).flatten(2)
         flat = flat.where(real[..., None], flat.new_zeros(())).flatten(0, 1).double()
         return flat.mT @ flat, real.sum().double()
 

@@ -25,22 +25,22 @@ T = TypeVar("T")
 class HeadsRead(NamedTuple):
     """What the heads of every layer read, (B, heads, T, head dim) each, and which tokens (B, T) are not padding."""
 
-    mixed: list[Tensor]
+    head_outputs: list[Tensor]
     real: Tensor
 
 
 class Seen(NamedTuple):
     """What a batch shows: the loss, what every layer's attention reads, and the gradient of the loss by what it writes.
 
-    Both are (layers, B, T, d), the gradient that of the mean loss times the number of its terms; `allowed` (T, T) or
-    (B, T, T) says which tokens each token may look at, and `sizes` (layers,) how large the stream is. `heads` is what
-    the heads read.
+    Both are (layers, B, T, d), the gradient that of the mean loss times the number of its terms; `attention_mask`,
+    (T, T) or (B, T, T), says which tokens each token may look at, and `sizes` (layers,) how large the stream is.
+    `heads` is what the heads read.
     """
 
     loss: Tensor
     inputs: Tensor
     gradients: Tensor
-    allowed: Tensor
+    attention_mask: Tensor
     sizes: Tensor
     heads: HeadsRead
 
@@ -203,14 +203,14 @@ class _Group:
     def __init__(self, model: Model, dim: int, seed: int) -> None:
         plan, place = model.plan, gauge_place(model)
         self.layers = [layer for layer, own in enumerate(plan.head_dims) if own == dim]
-        self.gauge = DemandGauge(len(self.layers), plan.width, model.angles(dim), seed=seed, **place)
+        self.gauge = DemandGauge(len(self.layers), plan.width, model.rope(dim), seed=seed, **place)
         self.earlier: Tensor | None = None  # the demand half-way through the calibration
         # On the device, where a feed picks its layers without waiting; nothing is picked where all are meant.
         self.index = torch.tensor(self.layers, device=place["device"]) if len(self.layers) < len(plan.layers) else None
 
     def feed(self, seen: Seen) -> None:
         inputs, gradients, sizes = (self._own(part) for part in (seen.inputs, seen.gradients, seen.sizes))
-        self.gauge.feed(inputs, gradients, seen.allowed, sizes)
+        self.gauge.feed(inputs, gradients, seen.attention_mask, sizes)
 
     def spectra(self, feeds: int) -> list[list[float]]:
         assert self.earlier is not None
@@ -237,7 +237,8 @@ class Energy:
     def feed(self, seen: Seen) -> None:
         if not bool(mean_over_ranks(seen.loss).isfinite()):  # it would stay in the averages for good
             return
-        self.gauge.feed(seen.inputs, [self._projections(layer) for layer in range(len(seen.inputs))], seen.allowed)
+        heads = [self._projections(layer) for layer in range(len(seen.inputs))]
+        self.gauge.feed(seen.inputs, heads, seen.attention_mask)
 
     def _projections(self, layer: int) -> Projections:
         attention = self.model.stack[layer].attention

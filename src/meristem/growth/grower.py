@@ -59,18 +59,18 @@ class Grower:
         self.state = SgtState()
         self.average = Ema(0.0 if policy is None else policy.beta)
 
-    def step(self, tokens: Tensor, labels: Tensor | None = None, fresh: Fresh | None = None) -> Growth:
+    def step(self, tokens: Tensor, targets: Tensor | None = None, fresh: Fresh | None = None) -> Growth:
         """Measure and grow, when either is due, after an update on tokens (B, T), this process's share of the batch.
 
-        `Incrt` also needs the labels, and `fresh` batches, not trained on yet, to try a head's removal on; without,
+        `Incrt` also needs the targets, and `fresh` batches, not trained on yet, to try a head's removal on; without,
         that is done on the present batch.
         """
         growth = self._loops(tokens)
         if self.heads is None:
             return growth
-        if labels is None:
-            raise InputError("labels", None, "are needed to measure what the task asks of attention")
-        heads = self.heads.step(tokens, labels, fresh)
+        if targets is None:
+            raise InputError("targets", None, "are needed to measure what the task asks of attention")
+        heads = self.heads.step(tokens, targets, fresh)
         changed, exchanged = growth.changed or heads.changed, heads.exchanged
         return Growth(growth.events + heads.events, changed, exchanged, growth.observation)
 

@@ -50,28 +50,28 @@ class HeadGrowth:
         self.done = 0
         self.names = tuple(self.tensors())  # that every state has
 
-    def step(self, tokens: Tensor, labels: Tensor, fresh: Fresh | None = None) -> Growth:
-        """After an update on tokens and labels, this process's share of the batch."""
+    def step(self, tokens: Tensor, targets: Tensor, fresh: Fresh | None = None) -> Growth:
+        """After an update on tokens and targets, this process's share of the batch."""
         self.done += 1
         policy, done, silent = self.policy, self.done, self.criterion.silent
         read: HeadsRead | None = None
         if done <= silent:
             with silenced(self.model):
-                self._feed(tokens, labels)
+                self._feed(tokens, targets)
             if done == silent:
                 self.criterion.calibrate()
                 self.losses.zero_()
         elif done % policy.feed_every == 0 and self.criterion.sees:
-            read = self._feed(tokens, labels)
+            read = self._feed(tokens, targets)
         if done <= silent or done % policy.decide_every:
             return Growth()
-        return self._decide(tokens, labels, read, fresh)
+        return self._decide(tokens, targets, read, fresh)
 
     # --- measuring --------------------------------------------------------------------------------------------------
 
-    def _feed(self, tokens: Tensor, labels: Tensor) -> HeadsRead:
+    def _feed(self, tokens: Tensor, targets: Tensor) -> HeadsRead:
         """Show the criterion what every layer's attention reads, and the gradient of the loss by what it writes."""
-        seen = look(self.model, tokens, labels)
+        seen = look(self.model, tokens, targets)
         with torch.no_grad(), torch.autocast(tokens.device.type, enabled=False):
             self.criterion.feed(seen)
             loss = mean_over_ranks(seen.loss).to(self.losses)
@@ -80,13 +80,13 @@ class HeadGrowth:
             self.losses = torch.where(loss.isfinite(), new, self.losses)
         return seen.heads
 
-    def _moments(self, tokens: Tensor, labels: Tensor, read: HeadsRead | None) -> list[HeadMoments]:
+    def _moments(self, tokens: Tensor, targets: Tensor, read: HeadsRead | None) -> list[HeadMoments]:
         """Of every layer's heads, over some sequences: those of this update's feed, if there was one."""
-        return head_moments([heads_read(self.model, tokens, labels) if read is None else read])
+        return head_moments([heads_read(self.model, tokens, targets) if read is None else read])
 
     # --- deciding ---------------------------------------------------------------------------------------------------
 
-    def _decide(self, tokens: Tensor, labels: Tensor, read: HeadsRead | None, fresh: Fresh | None) -> Growth:
+    def _decide(self, tokens: Tensor, targets: Tensor, read: HeadsRead | None, fresh: Fresh | None) -> Growth:
         most = self.policy.max_heads or max(self.model.plan.heads) + 1
         full = frozenset(index for index, heads in enumerate(self.model.plan.heads) if heads >= most)
         loss, weight = self.losses.tolist()
@@ -101,7 +101,7 @@ class HeadGrowth:
             layer, head = decision.removal
             weight = self.model.stack[layer].attention.out.weight
             with torch.no_grad():
-                folded = self._moments(tokens, labels, read)[layer].folded(weight, head)
+                folded = self._moments(tokens, targets, read)[layer].folded(weight, head)
                 if not folded.isfinite().all():  # of a batch that is not; the next one will do
                     return Growth([event])
                 weight.copy_(folded)
@@ -110,7 +110,7 @@ class HeadGrowth:
             return self._changed(event, facts)
         if not self.criterion.may_prune(self.done) or not self.trials.watches(self.ages, self.done):
             return Growth([event])
-        return self._prune(event, self._moments(tokens, labels, read), fresh or (lambda: iter([(tokens, labels)])))
+        return self._prune(event, self._moments(tokens, targets, read), fresh or (lambda: iter([(tokens, targets)])))
 
     def _facts(self, decision: Decision) -> dict[str, Any]:
         """What was measured of every layer: the demand left, of what there was, its noise, and where births begin."""
@@ -178,11 +178,11 @@ class HeadGrowth:
         old, new = weight.clone(), moments.folded(weight, head)
         sums = torch.zeros(3, device=weight.device, dtype=torch.float64)
         try:
-            for tokens, labels in batches:
+            for tokens, targets in batches:
                 weight.copy_(old)
-                with_head = self.model.loss(tokens, labels).double()
+                with_head = self.model.loss(tokens, targets).double()
                 weight.copy_(new)
-                without = self.model.loss(tokens, labels).double()
+                without = self.model.loss(tokens, targets).double()
                 sums += len(tokens) * torch.stack((with_head, without, torch.ones_like(without)))
                 if sums[2] * world() >= self.trials.sequences:
                     break

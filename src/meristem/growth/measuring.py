@@ -16,32 +16,32 @@ from meristem.ranks import some_of, sum_over_ranks, world
 
 SEQUENCES, TOKENS = 64, 8192  # of the whole batch, over all processes, that are looked at at most
 
-Batch = tuple[Tensor, Tensor]  # tokens and labels
+Batch = tuple[Tensor, Tensor]  # tokens and targets
 Batches = Iterator[Batch]
 
 
-def look(model: Model, tokens: Tensor, labels: Tensor) -> Seen:
+def look(model: Model, tokens: Tensor, targets: Tensor) -> Seen:
     """What some sequences of a batch show of every layer."""
-    tokens, labels = _chosen(tokens, labels)
+    tokens, targets = _chosen(tokens, targets)
     # All that is asked for are gradients by activations, so only the first layer's output need lead to them.
     with _frozen(model, but=model.stack[0].attention.out.weight), torch.enable_grad():
-        loss, passes = _watched(model, tokens, labels)
+        loss, passes = _watched(model, tokens, targets)
         gradients = torch.autograd.grad(loss, [seen.update for seen in passes])
     with torch.no_grad(), torch.autocast(tokens.device.type, enabled=False):
         blocks = zip(model.stack, passes, strict=True)
         inputs = torch.stack([block.attention_input(seen.stream.detach()) for block, seen in blocks])
-        allowed = model.allowed(tokens)
-        heads = HeadsRead([seen.mixed.detach() for seen in passes], _real(allowed, len(tokens)))
+        mask = model.attention_mask(tokens)
+        heads = HeadsRead([seen.head_outputs.detach() for seen in passes], _real(mask, len(tokens)))
         sizes = _sizes([seen.stream.detach() for seen in passes], heads.real)
-        return Seen(loss.detach().float(), inputs, torch.stack(gradients) * labels.numel(), allowed, sizes, heads)
+        return Seen(loss.detach().float(), inputs, torch.stack(gradients) * targets.numel(), mask, sizes, heads)
 
 
 @torch.no_grad()
-def heads_read(model: Model, tokens: Tensor, labels: Tensor) -> HeadsRead:
+def heads_read(model: Model, tokens: Tensor, targets: Tensor) -> HeadsRead:
     """What the heads read of some sequences of a batch."""
-    tokens, labels = _chosen(tokens, labels)
-    _, passes = _watched(model, tokens, labels)
-    return HeadsRead([seen.mixed for seen in passes], _real(model.allowed(tokens), len(tokens)))
+    tokens, targets = _chosen(tokens, targets)
+    _, passes = _watched(model, tokens, targets)
+    return HeadsRead([seen.head_outputs for seen in passes], _real(model.attention_mask(tokens), len(tokens)))
 
 
 @torch.no_grad()
@@ -50,18 +50,18 @@ def head_moments(batches: Iterable[HeadsRead]) -> list[HeadMoments]:
     grams: list[Tensor] = []
     count: Tensor | float = 0.0
     for read in batches:
-        sums = [HeadMoments.of(mixed, read.real) for mixed in read.mixed]
+        sums = [HeadMoments.of(head_outputs, read.real) for head_outputs in read.head_outputs]
         grams = [old + new for old, (new, _) in zip(grams, sums, strict=True)] if grams else [new for new, _ in sums]
         count = count + sums[0][1]
-        dims = [mixed.shape[-1] for mixed in read.mixed]
+        dims = [head_outputs.shape[-1] for head_outputs in read.head_outputs]
     assert isinstance(count, Tensor)
     tokens_seen = sum_over_ranks(count)
     return [HeadMoments(sum_over_ranks(gram) / tokens_seen, dim) for gram, dim in zip(grams, dims, strict=True)]
 
 
-def _real(allowed: Tensor, batch: int) -> Tensor:
+def _real(attention_mask: Tensor, batch: int) -> Tensor:
     """Which of the tokens (B, T) are not padding: those that may look at something."""
-    return allowed.any(-1).expand(batch, -1)
+    return attention_mask.any(-1).expand(batch, -1)
 
 
 def _sizes(streams: Sequence[Tensor], real: Tensor) -> Tensor:
@@ -71,9 +71,9 @@ def _sizes(streams: Sequence[Tensor], real: Tensor) -> Tensor:
     return (torch.stack(sums) / count).sqrt()
 
 
-def _watched(model: Model, tokens: Tensor, labels: Tensor) -> tuple[Tensor, list[Pass]]:
+def _watched(model: Model, tokens: Tensor, targets: Tensor) -> tuple[Tensor, list[Pass]]:
     passes: list[Pass] = []
-    loss = model.loss(tokens, labels, watch=lambda layer, number, seen: passes.append(seen))
+    loss = model.loss(tokens, targets, watch=lambda layer, number, seen: passes.append(seen))
     return loss, passes
 
 
@@ -91,10 +91,10 @@ def silenced(model: Model) -> Iterator[None]:
             torch._foreach_copy_(weights, saved)
 
 
-def _chosen(tokens: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+def _chosen(tokens: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """Some sequences of this process, one at least."""
     chosen = some_of(len(tokens), max(world(), min(SEQUENCES, TOKENS // tokens.shape[1])))
-    return tokens[chosen], labels[chosen]
+    return tokens[chosen], targets[chosen]
 
 
 @contextmanager

@@ -15,11 +15,11 @@ from torch.nn.functional import linear, scaled_dot_product_attention
 from meristem.model.backends import BACKENDS
 from meristem.model.cache import CacheSlot
 from meristem.model.fused import project_heads
-from meristem.model.fused_loops import take_heads
+from meristem.model.fused_loops import gather_heads
 from meristem.model.rotary import RotaryPair
 from meristem.plan import LayerPlan
 
-# Called with turned queries and keys, what the heads read (B, heads, T, head dim), and the output.
+# Called with rotated queries and keys, what the heads read (B, heads, T, head dim), and the output.
 HeadsWatch = Callable[[Tensor, Tensor, Tensor, Tensor], None]
 PIECE = 128  # terms that are summed at once on a CPU
 
@@ -83,15 +83,15 @@ class Attention(nn.Module):
         Which heads these are is a matter of values, not of shapes: a compiled graph serves any choice.
         """
         dim = self.layer.head_dim
-        qkv = take_heads(self.qkv.weight.unflatten(0, (-1, dim)), 0, self.looped, self.takers)
+        qkv = gather_heads(self.qkv.weight.unflatten(0, (-1, dim)), 0, self.looped, self.takers)
         queries = self.takers[: self.layer.heads]
-        out = take_heads(self.out.weight.unflatten(1, (-1, dim)), 1, self.looped_queries, queries)
+        out = gather_heads(self.out.weight.unflatten(1, (-1, dim)), 1, self.looped_queries, queries)
         return LoopedHeads(qkv.flatten(0, 1), out)
 
     def project(
         self, x: Tensor, rotary: RotaryPair, looped: LoopedHeads | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys (both turned to their positions) and values, each (B, its heads, T, head dim).
+        """Rotated queries and keys, and values, each (B, its heads, T, head dim).
 
         Of all heads, or of the looped ones if these are given.
         """
@@ -120,10 +120,10 @@ class Attention(nn.Module):
 
         `out` is (d, heads e).
         """
-        mixed = self.mix(queries, keys, values, **view)
-        result = write(mixed.transpose(1, 2).flatten(2), out)
+        head_outputs = self.mix(queries, keys, values, **view)
+        result = write(head_outputs.transpose(1, 2).flatten(2), out)
         if watch is not None:
-            watch(queries, keys, mixed, result)
+            watch(queries, keys, head_outputs, result)
         return result
 
     def read(self, queries: Tensor, keys: Tensor, values: Tensor, **view: Any) -> Tensor:
@@ -160,16 +160,17 @@ class Attention(nn.Module):
             )
 
 
-def write(mixed: Tensor, out: Tensor) -> Tensor:
-    """What heads that read `mixed` (B, T, heads e) write to the stream through `out` (d, heads e), (B, T, d).
+def write(head_outputs: Tensor, out: Tensor) -> Tensor:
+    """What heads with the outputs (B, T, heads e) write to the stream through `out` (d, heads e), (B, T, d).
 
     CPU libraries cut sums of more than 192 terms at places that depend on their number. Cut here, at the same places
     always, a head that writes nothing yet changes no bit of what the others write. (On several threads a library may
     still divide small products by their shape.)
     """
-    if mixed.device.type != "cpu" or mixed.dtype.itemsize < 4:  # pieces in half precision would be rounded each
-        return linear(mixed, out)
-    parts = zip(mixed.split(PIECE, -1), out.split(PIECE, 1), strict=True)
+    # Pieces in half precision would be rounded each.
+    if head_outputs.device.type != "cpu" or head_outputs.dtype.itemsize < 4:
+        return linear(head_outputs, out)
+    parts = zip(head_outputs.split(PIECE, -1), out.split(PIECE, 1), strict=True)
     return reduce(torch.add, (linear(*part) for part in parts))
 
 

@@ -69,8 +69,8 @@ def _runs(backend: str, head_dim: int, grouped: bool, masked: bool, device: torc
     try:
         with warnings.catch_warnings(), sdpa_kernel(BACKENDS[backend]):
             warnings.simplefilter("ignore")  # a refusing kernel explains itself at length
-            mixed = scaled_dot_product_attention(query, key, key, mask, is_causal=not masked, enable_gqa=grouped)
-            mixed.sum().backward()
+            head_outputs = scaled_dot_product_attention(query, key, key, mask, is_causal=not masked, enable_gqa=grouped)
+            head_outputs.sum().backward()
     except RuntimeError:
         return False
     return True

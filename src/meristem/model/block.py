@@ -25,12 +25,12 @@ INIT_STD = 0.02
 class Pass(NamedTuple):
     """What gauges see of one attention pass.
 
-    Turned queries and keys, what the heads read, (B, heads, T, head dim) each; the stream and what is added to it.
+    Rotated queries and keys, what the heads read, (B, heads, T, head dim) each; the stream and what is added to it.
     """
 
     queries: Tensor
     keys: Tensor
-    mixed: Tensor
+    head_outputs: Tensor
     stream: Tensor
     update: Tensor
 
@@ -164,9 +164,9 @@ def _around(number: int, stream: Tensor, slots: Sequence[CacheSlot] | None, watc
 
 
 def _show(
-    watch: PassWatch, number: int, stream: Tensor, queries: Tensor, keys: Tensor, mixed: Tensor, update: Tensor
+    watch: PassWatch, number: int, stream: Tensor, queries: Tensor, keys: Tensor, head_outputs: Tensor, update: Tensor
 ) -> None:
-    watch(number, Pass(queries, keys, mixed, stream, update))
+    watch(number, Pass(queries, keys, head_outputs, stream, update))
 
 
 @torch.no_grad()

@@ -14,8 +14,8 @@ from meristem.model.transformer import Regions, Transformer, Watch
 from meristem.plan import Plan
 
 
-def _vocabulary_loss(norm: Norm, embedding: nn.Embedding, x: Tensor, branch: Tensor, labels: Tensor) -> Tensor:
-    return linear_cross_entropy(norm(x, branch)[1].flatten(0, 1), embedding.weight, labels.flatten())
+def _vocabulary_loss(norm: Norm, embedding: nn.Embedding, x: Tensor, branch: Tensor, targets: Tensor) -> Tensor:
+    return linear_cross_entropy(norm(x, branch)[1].flatten(0, 1), embedding.weight, targets.flatten())
 
 
 class Decoder(Transformer):
@@ -30,19 +30,19 @@ class Decoder(Transformer):
     def loss(
         self,
         tokens: Tensor,
-        labels: Tensor,
+        targets: Tensor,
         regions: Regions = Regions(),  # noqa: B008  (immutable)
         watch: Watch | None = None,
     ) -> Tensor:
-        """tokens (B, T); labels (B, T) hold the token that follows each position, -100 where none is asked for."""
+        """tokens (B, T); targets (B, T) hold the token that follows each position, -100 where none is asked for."""
         x, branch = self._stream(tokens, watch=watch, regions=regions)
-        return self.with_idle_gates(regions.leave(_vocabulary_loss, self.norm, self.embedding, x, branch, labels))
+        return self.with_idle_gates(regions.leave(_vocabulary_loss, self.norm, self.embedding, x, branch, targets))
 
-    def scores(self, tokens: Tensor) -> Tensor:
+    def logits(self, tokens: Tensor) -> Tensor:
         """Logits of the token that follows each position, (B, T, V)."""
-        return self.logits(self.hidden(tokens))
+        return self.unembed(self.hidden(tokens))
 
-    def allowed(self, tokens: Tensor) -> Tensor:
+    def attention_mask(self, tokens: Tensor) -> Tensor:
         """Every token may look at itself and back, (T, T)."""
         return visibility(0, tokens.shape[1], None, tokens.device)[0, 0]
 
@@ -86,7 +86,7 @@ class Decoder(Transformer):
             cache.length = stop
         return parts
 
-    def logits(self, hidden: Tensor) -> Tensor:
+    def unembed(self, hidden: Tensor) -> Tensor:
         """Scores over the vocabulary, (..., V)."""
         return linear(hidden, self.embedding.weight)
 

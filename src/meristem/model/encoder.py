@@ -19,14 +19,14 @@ def _logits(norm: Norm, classes: nn.Linear, x: Tensor, branch: Tensor, shares: T
 
 
 def _class_loss(
-    norm: Norm, classes: nn.Linear, x: Tensor, branch: Tensor, shares: Tensor, labels: Tensor, weights: Tensor | None
+    norm: Norm, classes: nn.Linear, x: Tensor, branch: Tensor, shares: Tensor, targets: Tensor, weights: Tensor | None
 ) -> Tensor:
     """Mean over the rows, each times the weight of its class.
 
     The weights are not divided out again, as they would be in a weighted mean: the loss of a batch is then the mean of
     the losses of its parts, however many processes and micro-batches share it.
     """
-    return cross_entropy(_logits(norm, classes, x, branch, shares), labels, weights, reduction="sum") / len(labels)
+    return cross_entropy(_logits(norm, classes, x, branch, shares), targets, weights, reduction="sum") / len(targets)
 
 
 class Classifier(Transformer):
@@ -55,21 +55,21 @@ class Classifier(Transformer):
     def loss(
         self,
         tokens: Tensor,
-        labels: Tensor,
+        targets: Tensor,
         regions: Regions = Regions(),  # noqa: B008  (immutable)
         watch: Watch | None = None,
     ) -> Tensor:
-        """tokens (B, T); labels (B,) number the classes."""
+        """tokens (B, T); targets (B,) number the classes."""
         stream = self._stream(tokens, regions, watch)
         weights = self.class_weights
-        loss = regions.leave(_class_loss, self.norm, self.classes, *stream, self.shares(tokens), labels, weights)
+        loss = regions.leave(_class_loss, self.norm, self.classes, *stream, self.shares(tokens), targets, weights)
         return self.with_idle_gates(loss)
 
-    def scores(self, tokens: Tensor) -> Tensor:
+    def logits(self, tokens: Tensor) -> Tensor:
         """Logits of the classes, (B, classes)."""
         return _logits(self.norm, self.classes, *self._stream(tokens), self.shares(tokens))
 
-    def allowed(self, tokens: Tensor) -> Tensor:
+    def attention_mask(self, tokens: Tensor) -> Tensor:
         """Every real token may look at all real tokens of its row, (B, T, T)."""
         real = tokens != PADDING
         return real[:, :, None] & real[:, None, :]

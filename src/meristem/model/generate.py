@@ -101,7 +101,7 @@ def _steps(
     generator = torch.Generator(device).manual_seed(sampling.seed)
     ended = [False] * len(prompts)
     for _ in range(max_tokens):
-        logits = model.logits(model.hidden(tokens, cache, ragged)[:, -1])
+        logits = model.unembed(model.hidden(tokens, cache, ragged)[:, -1])
         if vocabulary is not None:
             logits = logits[:, :vocabulary]
         tokens = torch.multinomial(next_probabilities(logits, sampling), 1, generator=generator)

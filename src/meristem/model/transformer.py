@@ -21,7 +21,7 @@ from meristem.plan import Plan
 
 
 class Output(NamedTuple):
-    """`loss` when labels were given, `logits` when they were not."""
+    """`loss` when targets were given, `logits` when they were not."""
 
     loss: Tensor | None
     logits: Tensor | None
@@ -60,7 +60,7 @@ class Regions:
 
 
 class Transformer(nn.Module):
-    """Embedding, blocks and last norm of `plan`. What comes after, a kind of model adds: `loss`, `scores`, `allowed`.
+    """Embedding, blocks and last norm of `plan`; each kind of model adds its `loss`, `logits` and `attention_mask`.
 
     Two plans with equal shapes, such as Prism and its uniform twin, get bit-equal weights from one seed.
     """
@@ -84,34 +84,34 @@ class Transformer(nn.Module):
     def forward(
         self,
         tokens: Tensor,
-        labels: Tensor | None = None,
+        targets: Tensor | None = None,
         regions: Regions = Regions(),  # noqa: B008  (immutable)
     ) -> Output:
-        """The mean loss of tokens (B, T) if there are labels, their scores if not."""
-        if labels is None:
-            return Output(None, self.scores(tokens))
-        return Output(self.loss(tokens, labels, regions), None)
+        """The mean loss of tokens (B, T) if there are targets, their logits if not."""
+        if targets is None:
+            return Output(None, self.logits(tokens))
+        return Output(self.loss(tokens, targets, regions), None)
 
     def loss(
         self,
         tokens: Tensor,
-        labels: Tensor,
+        targets: Tensor,
         regions: Regions = Regions(),  # noqa: B008  (immutable)
         watch: Watch | None = None,
     ) -> Tensor:
         """The mean loss, a scalar; `watch` is shown every attention pass."""
         raise NotImplementedError
 
-    def scores(self, tokens: Tensor) -> Tensor:
+    def logits(self, tokens: Tensor) -> Tensor:
         """What the model says about tokens (B, T), as logits."""
         raise NotImplementedError
 
-    def allowed(self, tokens: Tensor) -> Tensor:
+    def attention_mask(self, tokens: Tensor) -> Tensor:
         """Which tokens (columns) each token (row) may look at: boolean, (T, T) or (B, T, T)."""
         raise NotImplementedError
 
-    def angles(self, head_dim: int) -> RotaryPair:
-        """The turn of heads of so many dims at every position, each (T, 1, dim)."""
+    def rope(self, head_dim: int) -> RotaryPair:
+        """The rotation of heads of so many dims at every position: cosines and sines, each (T, 1, dim)."""
         return self.rotary.pair(head_dim, slice(None))
 
     # --- structure and weights --------------------------------------------------------------------------------------
