@@ -25,6 +25,7 @@ from meristem.errors import InputError
 from meristem.gauges import layer_distances
 from meristem.growth.edits import Edit, LoopHeads, RepeatBlock
 from meristem.model import Decoder, KVCache, Sampling, generate
+from meristem.model.attention import View
 from meristem.model.block import Block, Pass
 from meristem.model.decoder import visibility
 from meristem.model.fused_loops import follow_heads, norm_project_heads
@@ -130,10 +131,12 @@ def gradients(loss: Tensor, leaves: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return dict(zip(leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True))
 
 
-def run_block(block: Block, x: Tensor, gates: Tensor | None = None, *, first: int = 0, **view: Any) -> Tensor:
+def run_block(
+    block: Block, x: Tensor, gates: Tensor | None = None, *, first: int = 0, mask: Tensor | None = None
+) -> Tensor:
     """The stream after a block, whose tokens are at the positions from `first`."""
     cos, sin = rotary_table(block.attention.layer.head_dim, first + x.shape[1])
-    stream, branch = block(x, torch.zeros_like(x), (cos[first:], sin[first:]), gates, **view)
+    stream, branch = block(x, torch.zeros_like(x), (cos[first:], sin[first:]), gates, View(mask=mask))
     total: Tensor = stream + branch
     return total
 
@@ -942,7 +945,7 @@ def test_loops_on_the_gpu() -> None:
 def trained_forward(model: Decoder, tokens: Tensor, regions: Regions) -> tuple[Tensor, Tensor]:
     """The stream after the last block and the loss, in bfloat16 as in training."""
     with torch.autocast(tokens.device.type, torch.bfloat16):
-        x, branch = model._stream(tokens, regions=regions)
+        x, branch = model.stream(tokens, regions=regions)
         loss = model(tokens, tokens.roll(-1, dims=1), regions).loss
     assert loss is not None
     return (x + branch).detach(), loss.detach()

@@ -65,11 +65,11 @@ def test_oracle_4_layers_share_tables_by_identity(monkeypatch: pytest.MonkeyPatc
     original = Block.forward
 
     def forward(
-        self: Block, x: Tensor, branch: Tensor, rotary: tuple[Tensor, Tensor], *rest: Any, **view: Any
+        self: Block, x: Tensor, branch: Tensor, rope: tuple[Tensor, Tensor], *rest: Any
     ) -> tuple[Tensor, Tensor]:
-        cos, sin = (table.untyped_storage().data_ptr() for table in rotary)
+        cos, sin = (table.untyped_storage().data_ptr() for table in rope)
         used.append((self.attention.layer.head_dim, cos, sin))
-        return original(self, x, branch, rotary, *rest, **view)
+        return original(self, x, branch, rope, *rest)
 
     monkeypatch.setattr(Block, "forward", forward)
     model(random_tokens(plan))

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from meristem.errors import InputError
+from meristem.model.attention import View
 from meristem.model.block import Norm
 from meristem.model.cache import KVCache
 from meristem.model.loss import linear_cross_entropy
@@ -35,7 +36,7 @@ class Decoder(Transformer):
         watch: Watch | None = None,
     ) -> Tensor:
         """tokens (B, T); targets (B, T) hold the token that follows each position, -100 where none is asked for."""
-        x, branch = self._stream(tokens, watch=watch, regions=regions)
+        x, branch = self.stream(tokens, View(causal=tokens.shape[1] > 1), regions=regions, watch=watch)
         return self.with_idle_gates(regions.leave(_vocabulary_loss, self.norm, self.embedding, x, branch, targets))
 
     def logits(self, tokens: Tensor) -> Tensor:
@@ -58,33 +59,16 @@ class Decoder(Transformer):
         `padding` (B,) counts the padding tokens on the left of each row, so that prompts of different lengths can
         share a batch. `watch` is shown every attention pass.
         """
-        return self.norm(*self._stream(tokens, cache, padding, watch))[1]
-
-    def _stream(
-        self,
-        tokens: Tensor,
-        cache: KVCache | None = None,
-        padding: Tensor | None = None,
-        watch: Watch | None = None,
-        regions: Regions = Regions(),  # noqa: B008  (immutable)
-    ) -> tuple[Tensor, Tensor]:
-        """The residual stream after the last block, and that block's output, which is not added yet."""
         start = 0 if cache is None else cache.length
-        length = tokens.shape[1]
-        stop = start + length
-        limit = self.plan.context if cache is None else cache.capacity
-        if stop > limit:
-            raise InputError("tokens", stop, f"positions are more than the {limit} there are")
-        positions: slice | Tensor = slice(start, stop)
+        stop, length = start + tokens.shape[1], tokens.shape[1]
+        positions = None
         if padding is not None:
             positions = (torch.arange(start, stop, device=tokens.device) - padding[:, None]).clamp(min=0)
         # A single new token sees all that came before, and a first pass is plainly causal: neither needs a mask.
         masked = padding is not None or (start > 0 and length > 1)
         mask = visibility(start, stop, padding, tokens.device) if masked else None
-        parts = self.walk(tokens, positions, regions, watch, cache, causal=length > 1, mask=mask, start=start)
-        if cache is not None:
-            cache.length = stop
-        return parts
+        view = View(causal=length > 1, mask=mask, start=start)
+        return self.norm(*self.stream(tokens, view, positions, cache, watch=watch))[1]
 
     def unembed(self, hidden: Tensor) -> Tensor:
         """Scores over the vocabulary, (..., V)."""

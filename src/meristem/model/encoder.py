@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from meristem.errors import InputError
+from meristem.model.attention import View
 from meristem.model.block import INIT_STD, Norm, draw_normal
 from meristem.model.decoder import Decoder
 from meristem.model.transformer import Regions, Transformer, Watch
@@ -60,14 +61,14 @@ class Classifier(Transformer):
         watch: Watch | None = None,
     ) -> Tensor:
         """tokens (B, T); targets (B,) number the classes."""
-        stream = self._stream(tokens, regions, watch)
+        stream = self.stream(tokens, self._view(tokens), regions=regions, watch=watch)
         weights = self.class_weights
         loss = regions.leave(_class_loss, self.norm, self.classes, *stream, self.shares(tokens), targets, weights)
         return self.with_idle_gates(loss)
 
     def logits(self, tokens: Tensor) -> Tensor:
         """Logits of the classes, (B, classes)."""
-        return _logits(self.norm, self.classes, *self._stream(tokens), self.shares(tokens))
+        return _logits(self.norm, self.classes, *self.stream(tokens, self._view(tokens)), self.shares(tokens))
 
     def attention_mask(self, tokens: Tensor) -> Tensor:
         """Every real token may look at all real tokens of its row, (B, T, T)."""
@@ -81,21 +82,12 @@ class Classifier(Transformer):
             return (torch.arange(tokens.shape[1], device=tokens.device) == 0).to(real).expand_as(real)
         return real / real.sum(1, keepdim=True)
 
-    def _stream(
-        self,
-        tokens: Tensor,
-        regions: Regions = Regions(),  # noqa: B008  (immutable)
-        watch: Watch | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        """The residual stream after the last block, and that block's output, which is not added yet."""
-        length = tokens.shape[1]
-        if length > self.plan.context:
-            raise InputError("tokens", length, f"positions are more than the {self.plan.context} there are")
+    def _view(self, tokens: Tensor) -> View:
+        """Every token sees the real ones of its row."""
         real = tokens != PADDING
         # To ask a GPU whether there is padding would mean to wait for it: there, the mask is always made.
         masked = tokens.device.type != "cpu" or not bool(real.all())
-        mask = real[:, None, None, :].expand(-1, 1, length, -1) if masked else None
-        return self.walk(tokens, slice(0, length), regions, watch, causal=False, mask=mask)
+        return View(causal=False, mask=real[:, None, None, :].expand(-1, 1, tokens.shape[1], -1) if masked else None)
 
 
 def build_model(plan: Plan, seed: int = 0) -> Transformer:

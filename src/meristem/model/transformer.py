@@ -5,7 +5,7 @@ Pre-norm RMSNorm, rotary positions over each layer's own head dim, SwiGLU, no bi
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
@@ -13,9 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from meristem.errors import InputError
+from meristem.model.attention import View
 from meristem.model.backends import choose_backends
 from meristem.model.block import INIT_STD, Block, Norm, Pass, PassWatch, draw_normal
-from meristem.model.cache import KVCache
+from meristem.model.cache import CacheSlot, KVCache
 from meristem.model.rotary import RotaryPair, RotaryTables
 from meristem.plan import Plan
 
@@ -35,8 +36,11 @@ def _enter(embedding: nn.Embedding, tokens: Tensor) -> tuple[Tensor, Tensor]:
     return x, torch.zeros_like(x)  # nothing has been computed yet
 
 
-def _block(block: Block, *stream: Any, **view: Any) -> tuple[Tensor, Tensor]:
-    return cast("tuple[Tensor, Tensor]", block(*stream, **view))
+def _block(
+    block: Block, x: Tensor, branch: Tensor, rope: RotaryPair, gates: Tensor | None, view: View,
+    slots: Sequence[CacheSlot] | None, watch: PassWatch | None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    return cast("tuple[Tensor, Tensor]", block(x, branch, rope, gates, view, slots, watch))
 
 
 def _leave(end: Callable[..., Tensor], *parts: Any) -> Tensor:
@@ -172,31 +176,37 @@ class Transformer(nn.Module):
 
     # --- the way through the blocks ---------------------------------------------------------------------------------
 
-    def walk(
+    def stream(
         self,
         tokens: Tensor,
-        positions: slice | Tensor,
-        regions: Regions,
-        watch: Watch | None,
+        view: View = View(),  # noqa: B008  (immutable)
+        positions: Tensor | None = None,
         cache: KVCache | None = None,
-        **view: Any,
+        *,
+        regions: Regions = Regions(),  # noqa: B008  (immutable)
+        watch: Watch | None = None,
     ) -> tuple[Tensor, Tensor]:
         """The residual stream of tokens (B, T) after the last block, and that block's output, which is not added yet.
 
-        `positions` are rows of the rotary tables; `view` says what the tokens may see (see `Attention.mix`).
+        `view` says what the tokens may see; they follow what the cache holds, and have `positions` (B, T) of their own
+        where rows do not begin at 0.
         """
+        start, stop = view.start, view.start + tokens.shape[1]
+        limit = self.plan.context if cache is None else cache.capacity
+        if stop > limit:
+            raise InputError("tokens", stop, f"positions are more than the {limit} there are")
+        places = slice(start, stop) if positions is None else positions
         gates = self.gates
         x, branch = regions.enter(self.embedding, tokens)
         for index, (block, layer) in enumerate(zip(self.stack, self.plan.layers, strict=True)):
-            rotary = self.rotary.pair(layer.head_dim, positions)
+            rope = self.rotary.pair(layer.head_dim, places)
             strengths = gates[index, :, : len(layer.loop.heads)] if gates is not None and layer.loop else None
             for repeat in range(1 + layer.repeats):
-                x, branch = regions.block(
-                    block, x, branch, rotary, strengths,
-                    slots=None if cache is None else cache.layers[index][repeat:],
-                    watch=None if watch is None else _numbered(watch, index, repeat),
-                    **view,
-                )  # fmt: skip
+                slots = None if cache is None else cache.layers[index][repeat:]
+                shown = None if watch is None else _numbered(watch, index, repeat)
+                x, branch = regions.block(block, x, branch, rope, strengths, view, slots, shown)
+        if cache is not None:
+            cache.length = stop
         return x, branch
 
     def with_idle_gates(self, loss: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from meristem.model.attention import Attention
+from meristem.model.attention import Attention, View
 from meristem.model.block import Pass, draw_normal
 from meristem.model.rotary import RotaryPair
 from meristem.model.transformer import Watch
@@ -59,9 +59,8 @@ class Student(nn.Module):
             assert watch is not None
             watch(0, 0, Pass(queries, keys, head_outputs, tokens, update))
 
-        result: Tensor = attention(
-            tokens, self.rope(attention.layer.head_dim), causal=False, watch=None if watch is None else show
-        )
+        view = View(causal=False, watch=None if watch is None else show)
+        result: Tensor = attention(tokens, self.rope(attention.layer.head_dim), view)
         return result
 
     def loss(self, tokens: Tensor, targets: Tensor, *, watch: Watch | None = None) -> Tensor:
