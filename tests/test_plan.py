@@ -710,7 +710,7 @@ def test_heads_of_a_given_dim_need_not_fill_the_width() -> None:
     assert Plan.from_heads([5, 7], width=100, head_dim=6).layers == (LayerPlan(5, 6, 5), LayerPlan(7, 6, 7))
     assert Plan.from_heads([4], width=100, head_dim=6, kv_group=2).layers == (LayerPlan(4, 6, 2),)
     with pytest.raises(InputError, match=r"head_dim = 64: .*uniform"):
-        Plan.prism(layers=12, width=768, heads=12, head_dim=64)
+        Plan.scheduled("prism", layers=12, width=768, heads=12, head_dim=64)
     with pytest.raises(InputError, match="head_dim = 7"):
         Plan.uniform(layers=1, width=768, heads=1, head_dim=7)
 

@@ -227,33 +227,118 @@ class Plan:
         layers: int,
         width: int,
         heads: int,
+        vocabulary: int = 50304,
+        context: int = 1024,
+        feed_forward: int | None = None,
+        head_dim: int | None = None,
+        kv_group: int = 1,
+        force_multi_query: bool = False,
+        classes: int | None = None,
+        pooling: str = "mean",
         dims: Sequence[int] = PREFERRED_DIMS,
         ramp: int | None = None,
         seed: int = 0,
-        **shape: Any,
     ) -> Plan:
-        """A plan from a named schedule; see `meristem.schedules.head_schedule`."""
-        if shape.get("head_dim") is not None:
-            if schedule != "uniform":
-                raise InputError(
-                    "head_dim", shape["head_dim"],
-                    "goes with the uniform schedule or a list of head counts; "
-                    f"{shortened(schedule)} has dims of its own",
-                )  # fmt: skip
+        """A plan from a named schedule; `dims`, `ramp` and `seed` as in `meristem.schedules.head_schedule`.
+
+        The rest is as in `from_heads`; `head_dim` goes with the uniform schedule only.
+        """
+        if head_dim is None:
+            counts = head_schedule(schedule, layers=layers, width=width, heads=heads, dims=dims, ramp=ramp, seed=seed)
+        elif schedule == "uniform":
             check_integer("layers", layers, 1, MOST_LAYERS)
-            return cls.from_heads([heads] * layers, width=width, **shape)
-        counts = head_schedule(schedule, layers=layers, width=width, heads=heads, dims=dims, ramp=ramp, seed=seed)
-        return cls.from_heads(counts, width=width, **shape)
+            counts = (heads,) * layers
+        else:
+            raise InputError(
+                "head_dim", head_dim,
+                f"goes with the uniform schedule or a list of head counts; {shortened(schedule)} has dims of its own",
+            )  # fmt: skip
+        return cls.from_heads(
+            counts,
+            width=width,
+            vocabulary=vocabulary,
+            context=context,
+            feed_forward=feed_forward,
+            head_dim=head_dim,
+            kv_group=kv_group,
+            force_multi_query=force_multi_query,
+            classes=classes,
+            pooling=pooling,
+        )
 
     @classmethod
-    def uniform(cls, *, layers: int, width: int, heads: int, **shape: Any) -> Plan:
-        """The same number of heads in every layer."""
-        return cls.scheduled("uniform", layers=layers, width=width, heads=heads, **shape)
+    def uniform(
+        cls,
+        *,
+        layers: int,
+        width: int,
+        heads: int,
+        vocabulary: int = 50304,
+        context: int = 1024,
+        feed_forward: int | None = None,
+        head_dim: int | None = None,
+        kv_group: int = 1,
+        force_multi_query: bool = False,
+        classes: int | None = None,
+        pooling: str = "mean",
+    ) -> Plan:
+        """The same number of heads in every layer; the rest is as in `from_heads`.
+
+        >>> Plan.uniform(layers=4, width=64, heads=4, vocabulary=256, context=64).head_dims
+        (16, 16, 16, 16)
+        """
+        return cls.scheduled(
+            "uniform",
+            layers=layers,
+            width=width,
+            heads=heads,
+            vocabulary=vocabulary,
+            context=context,
+            feed_forward=feed_forward,
+            head_dim=head_dim,
+            kv_group=kv_group,
+            force_multi_query=force_multi_query,
+            classes=classes,
+            pooling=pooling,
+        )
 
     @classmethod
-    def prism(cls, *, layers: int, width: int, heads: int, **shape: Any) -> Plan:
-        """Few wide heads in early layers, `heads` narrow ones in the rest."""
-        return cls.scheduled("prism", layers=layers, width=width, heads=heads, **shape)
+    def prism(
+        cls,
+        *,
+        layers: int,
+        width: int,
+        heads: int,
+        vocabulary: int = 50304,
+        context: int = 1024,
+        feed_forward: int | None = None,
+        kv_group: int = 1,
+        force_multi_query: bool = False,
+        classes: int | None = None,
+        pooling: str = "mean",
+        dims: Sequence[int] = PREFERRED_DIMS,
+        ramp: int | None = None,
+    ) -> Plan:
+        """Few wide heads in early layers, `heads` narrow ones in the rest; parameters as in `scheduled`.
+
+        >>> Plan.prism(layers=12, width=768, heads=12).heads
+        (3, 3, 6, 6, 8, 8, 12, 12, 12, 12, 12, 12)
+        """
+        return cls.scheduled(
+            "prism",
+            layers=layers,
+            width=width,
+            heads=heads,
+            vocabulary=vocabulary,
+            context=context,
+            feed_forward=feed_forward,
+            kv_group=kv_group,
+            force_multi_query=force_multi_query,
+            classes=classes,
+            pooling=pooling,
+            dims=dims,
+            ramp=ramp,
+        )
 
     # --- views ----------------------------------------------------------------------------------------------
 
