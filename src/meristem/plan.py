@@ -113,7 +113,11 @@ class LayerPlan:
             allowed = choices(divisors(self.heads))
             raise InputError("kv_heads", self.kv_heads, f"must be one of {allowed}, to divide the heads")
         if self.loop is not None:
+            if not isinstance(self.loop, Loop):
+                raise InputError("loop", self.loop, "must be a Loop(heads, passes), or None")
             chosen = self.loop.heads
+            if not isinstance(chosen, tuple | list):
+                raise InputError("loop.heads", chosen, "must be a tuple of heads")
             in_range = all(type(h) is int and 0 <= h < self.heads for h in chosen)
             if not chosen or not in_range or len(set(chosen)) != len(chosen):
                 raise InputError("loop.heads", chosen, f"must be distinct heads out of 0..{self.heads - 1}")
@@ -163,6 +167,8 @@ class Plan:
         if not isinstance(self.layers, tuple) or not all(isinstance(layer, LayerPlan) for layer in self.layers):
             raise InputError("layers", self.layers, "must be a tuple of LayerPlan")
         check_integer("layers", len(self.layers), 1, MOST_LAYERS)
+        if self.gates is not None and not isinstance(self.gates, Gates):
+            raise InputError("gates", self.gates, "must be Gates(passes, heads), or None")
         for index, layer in enumerate(self.layers):
             if layer.loop is not None and self.gates is not None:
                 size, gates = len(layer.loop.heads), self.gates
@@ -198,6 +204,8 @@ class Plan:
         shapes equal. `force_multi_query` takes one key/value head per layer, which does not.
         """
         check_integer("width", width, 1, MOST_WIDTH)
+        if not isinstance(heads, Sequence):
+            raise InputError("heads", heads, "must be a list of head counts, one for each layer")
         check_integer("layers", len(heads), 1, MOST_LAYERS)
         for h in heads:
             if head_dim is None and (type(h) is not int or h < 1 or width % h):
@@ -206,6 +214,8 @@ class Plan:
             if head_dim is None and (width // h) % 2:
                 even = choices(even_divisors(width))
                 raise InputError("heads", h, f"gives the odd head dim {width // h}; use one of {even}")
+        if type(force_multi_query) is not bool:
+            raise InputError("force_multi_query", force_multi_query, "must be true or false")
         if force_multi_query:
             kv_heads = [1] * len(heads)
         else:
@@ -249,10 +259,8 @@ class Plan:
             check_integer("layers", layers, 1, MOST_LAYERS)
             counts = (heads,) * layers
         else:
-            raise InputError(
-                "head_dim", head_dim,
-                f"goes with the uniform schedule or a list of head counts; {shortened(schedule)} has dims of its own",
-            )  # fmt: skip
+            other = f"{shortened(str(schedule))} has dims of its own"
+            raise InputError("head_dim", head_dim, f"goes with the uniform schedule or a list of head counts; {other}")
         return cls.from_heads(
             counts,
             width=width,

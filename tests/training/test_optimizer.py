@@ -13,6 +13,7 @@ from torch import Tensor
 
 import meristem
 from meristem.config import OptimizerConfig
+from meristem.errors import InputError
 from meristem.growth import Sgt
 from meristem.model import Decoder
 from meristem.plan import Plan
@@ -182,3 +183,9 @@ def test_the_gradient_norm_is_that_of_all_gradients_together() -> None:
     a, b, without = (torch.nn.Parameter(torch.zeros(2)) for _ in range(3))
     a.grad, b.grad = torch.tensor([3.0, 0.0]), torch.tensor([0.0, 4.0])
     assert gradient_norm([a, b, without]) == 5
+
+
+@pytest.mark.parametrize("model", [torch.nn.Linear(2, 2), None], ids=["Linear", "None"])
+def test_groups_are_those_of_our_models(model: Any) -> None:
+    with pytest.raises(InputError, match=rf"model = '{type(model).__name__}': must be a Meristem model"):
+        parameter_groups(model, 0.1)

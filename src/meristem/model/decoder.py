@@ -10,6 +10,7 @@ from meristem.errors import InputError
 from meristem.model.attention import View
 from meristem.model.block import Norm
 from meristem.model.cache import KVCache
+from meristem.model.inputs import INDICES, check_plan, check_targets, check_tokens
 from meristem.model.loss import linear_cross_entropy
 from meristem.model.transformer import Regions, Transformer, Watch
 from meristem.plan import Plan
@@ -23,6 +24,7 @@ class Decoder(Transformer):
     """A language model with the structure of `plan`, initialised from `seed`."""
 
     def __init__(self, plan: Plan, seed: int = 0) -> None:
+        check_plan(plan)
         if plan.classes is not None:
             raise InputError("plan.classes", plan.classes, "is of classifiers; a language model has none")
         super().__init__(plan)
@@ -36,6 +38,8 @@ class Decoder(Transformer):
         watch: Watch | None = None,
     ) -> Tensor:
         """tokens (B, T); targets (B, T) hold the token that follows each position, -100 where none is asked for."""
+        check_tokens(tokens, self.plan.vocabulary)
+        check_targets(targets, tuple(tokens.shape), "the tokens that follow each position", INDICES)
         x, branch = self.stream(tokens, View(causal=tokens.shape[1] > 1), regions=regions, watch=watch)
         return self.with_idle_gates(regions.leave(_vocabulary_loss, self.norm, self.embedding, x, branch, targets))
 
@@ -59,6 +63,7 @@ class Decoder(Transformer):
         `padding` (B,) counts the padding tokens on the left of each row, so that prompts of different lengths can
         share a batch. `watch` is shown every attention pass.
         """
+        check_tokens(tokens, self.plan.vocabulary)
         start = 0 if cache is None else cache.length
         stop, length = start + tokens.shape[1], tokens.shape[1]
         positions = None
@@ -71,7 +76,7 @@ class Decoder(Transformer):
         return self.norm(*self.stream(tokens, view, positions, cache, watch=watch))[1]
 
     def unembed(self, hidden: Tensor) -> Tensor:
-        """Scores over the vocabulary, (..., V)."""
+        """The logits (..., V) over the vocabulary of normed hidden states (..., d)."""
         return linear(hidden, self.embedding.weight)
 
 

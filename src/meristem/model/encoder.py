@@ -10,6 +10,7 @@ from meristem.errors import InputError
 from meristem.model.attention import View
 from meristem.model.block import INIT_STD, Norm, draw_normal
 from meristem.model.decoder import Decoder
+from meristem.model.inputs import check_classes, check_plan, check_targets, check_tokens
 from meristem.model.transformer import Regions, Transformer, Watch
 from meristem.plan import PADDING, Plan
 
@@ -41,6 +42,7 @@ class Classifier(Transformer):
     class_weights: Tensor | None
 
     def __init__(self, plan: Plan, seed: int = 0, class_weights: Tensor | None = None) -> None:
+        check_plan(plan)
         if plan.classes is None:
             raise InputError("plan.classes", None, "must be the number of classes; without them a plan is a Decoder's")
         super().__init__(plan)
@@ -61,6 +63,9 @@ class Classifier(Transformer):
         watch: Watch | None = None,
     ) -> Tensor:
         """tokens (B, T); targets (B,) number the classes."""
+        check_tokens(tokens, self.plan.vocabulary)
+        check_targets(targets, (len(tokens),), "the class of each row", (torch.int64, torch.uint8))
+        check_classes(targets, self.classes.out_features)
         stream = self.stream(tokens, self._view(tokens), regions=regions, watch=watch)
         weights = self.class_weights
         loss = regions.leave(_class_loss, self.norm, self.classes, *stream, self.shares(tokens), targets, weights)
@@ -68,6 +73,7 @@ class Classifier(Transformer):
 
     def logits(self, tokens: Tensor) -> Tensor:
         """Logits of the classes, (B, classes)."""
+        check_tokens(tokens, self.plan.vocabulary)
         return _logits(self.norm, self.classes, *self.stream(tokens, self._view(tokens)), self.shares(tokens))
 
     def attention_mask(self, tokens: Tensor) -> Tensor:
