@@ -144,7 +144,14 @@ class LayerPlan:
 
 @dataclass(frozen=True)
 class Plan:
-    """The structure of a decoder-only language model, or, with `classes`, of an encoder that tells these apart."""
+    """The structure of a decoder-only language model, or, with `classes`, of an encoder that tells these apart.
+
+    >>> plan = Plan.prism(layers=12, width=768, heads=12)
+    >>> plan.heads == (3, 3, 6, 6, 8, 8) + (12,) * 6
+    True
+    >>> plan.parameters == Plan.uniform(layers=12, width=768, heads=12).parameters
+    True
+    """
 
     width: int
     vocabulary: int
@@ -290,7 +297,7 @@ class Plan:
         classes: int | None = None,
         pooling: str = "mean",
     ) -> Plan:
-        """The same number of heads in every layer; the rest is as in `from_heads`.
+        """A plan with the same number of heads in every layer; the rest is as in `from_heads`.
 
         >>> Plan.uniform(layers=4, width=64, heads=4, vocabulary=256, context=64).head_dims
         (16, 16, 16, 16)
@@ -327,7 +334,7 @@ class Plan:
         dims: Sequence[int] = PREFERRED_DIMS,
         ramp: int | None = None,
     ) -> Plan:
-        """Few wide heads in early layers, `heads` narrow ones in the rest; parameters as in `scheduled`.
+        """A plan with few wide heads in early layers and `heads` narrow ones later; parameters as in `scheduled`.
 
         >>> Plan.prism(layers=12, width=768, heads=12).heads
         (3, 3, 6, 6, 8, 8, 12, 12, 12, 12, 12, 12)

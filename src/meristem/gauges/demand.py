@@ -30,9 +30,10 @@ from meristem.seeds import own_seed
 MEMORY = 0.95  # of what a scout would write, per feed
 TEST_MEMORY = 0.97  # of the sums that a decision reads, per feed
 BETAS = (0.9, 0.95)  # of Adam, which moves queries and keys, once per feed
-# Of queries and keys at the start, beside those of a usual head: nearly even attention, from where all that is asked
-# for can be seen. A scout that starts sharp sees what lies near the tokens it happens to look at, often nothing. A step
-# is as large, and each feed a scout forgets a share, without which it stays where something was asked for long ago.
+# START is the size of queries and keys at first, beside those of a usual head: nearly even attention, from where all
+# that is asked for can be seen. A scout that starts sharp sees what lies near the tokens it happens to look at, often
+# nothing. A step, RATE, is as large, and each feed a scout forgets a share, FORGET, without which it stays where
+# something was asked for long ago.
 START, RATE, FORGET = 0.1, 0.1, 0.03
 PAIRS = 2**27  # of tokens, over sequences and layers, that are held at a time, where a layer has not more
 STAY = 1e-2  # of the old basis in a new one, for directions in which nothing is asked for; others do not notice
@@ -40,7 +41,7 @@ STAY = 1e-2  # of the old basis in a new one, for directions in which nothing is
 
 @dataclass(frozen=True)
 class DemandReading:
-    """Of one layer: how sure the demand is (mean over standard error), and how steeply the loss would fall.
+    """The demand of one layer: how sure it is (mean over standard error), and how steeply the loss would fall.
 
     The slope is that of a sequence's loss, by what the head writes in units of the stream it would be added to. `feeds`
     is how many batches this layer's scout has seen.
@@ -53,7 +54,7 @@ class DemandReading:
 
 @dataclass(frozen=True)
 class DemandForm:
-    """Of one layer's scout, whose scores are x M y: the antisymmetric share |M_a| / |M|, and the rank of M.
+    """The form M of one layer's scout, whose scores are x M y: its antisymmetric share |M_a| / |M|, and its rank.
 
     The rank counts singular values by how even they are: the square of the sum of their squares by the sum of their
     fourth powers.
@@ -64,7 +65,7 @@ class DemandForm:
 
 
 class DemandGauge:
-    """Follows the demand of `layers` layers of `width`.
+    """A gauge that follows the demand of `layers` layers of `width`.
 
     The `rotary` tables, each (T, 1, e), rotate queries and keys by their positions; a head has e dims. Under
     torch.distributed every process feeds its own sequences, as many as each other one, and all follow the same demand:
@@ -161,7 +162,7 @@ class DemandGauge:
         return query, key
 
     def forms(self) -> list[DemandForm]:
-        """Of where every layer's scout looks. M = Q K', so products of heads' size, in float64, say all."""
+        """The form of every layer's scout. M = Q K', so products of heads' size, in float64, say all."""
         query, key = self.looks.double().cpu()
         across, square = key.mT @ query, query.mT @ query @ (key.mT @ key)
         size, crossed, fourth = (_trace(matrix) for matrix in (square, across @ across, square @ square))
@@ -170,7 +171,7 @@ class DemandGauge:
         return [DemandForm(*form) for form in zip(asymmetry.tolist(), rank.tolist(), strict=True)]
 
     def spectra(self, earlier: Tensor, feeds: int) -> list[list[float]]:
-        """Of every layer, the singular values of the output map that is asked for, the largest first.
+        """The singular values of the output map that each layer asks for, the largest first.
 
         `earlier` is `outputs.total` as it was when `feeds` feeds fewer had been seen. What was asked for then says
         which directions there are, and what came since how strong they are, so that noise has no strength on average.
@@ -220,7 +221,7 @@ class DemandGauge:
         return values, refused
 
     def _attend(self, x: Tensor, looks: Tensor, attention_mask: Tensor) -> Tensor:
-        """How the scouts look from token to token, (layers, B, T, T)."""
+        """The attention weights of the scouts from token to token, (layers, B, T, T)."""
         cos, sin = (table[: x.shape[2]] for table in self.rotary)
         query, key = (rotate(x @ look[:, None], cos, sin).flatten(0, 1) for look in looks)
         # A mask that is added needs no pass of its own over all pairs of tokens, nor one for its gradient.
@@ -230,7 +231,7 @@ class DemandGauge:
         return scores.softmax(-1).unflatten(0, x.shape[:2])
 
     def _test(self, gains: Tensor, gain: Tensor, size: Tensor, sequences: Tensor) -> None:
-        """How much the scouts would gain on a batch from which they have not learnt yet."""
+        """Add up how much the scouts would gain on a batch from which they have not learnt yet."""
         spread = sum_over_ranks((gains - (gain / sequences)[:, None]).square().sum(1))
         # Means were taken out twice over the sequences, of gradients and of what is read, which makes their gains more
         # alike than chance would. One or two sequences say nothing of chance: then all of the gain may be.
@@ -238,7 +239,7 @@ class DemandGauge:
         self.sums = self.kept * self.sums + torch.stack((gain, variance, size, sequences.expand_as(gain)))
 
     def _climb(self, slope: Tensor) -> None:
-        """A step of Adam, upwards."""
+        """Take a step of Adam, upwards."""
         feeds = self.feeds.view(-1, 1, 1)
         new = zip(BETAS, self.moments, (slope, slope.square()), strict=True)
         self.moments = torch.stack([beta * old + (1 - beta) * power for beta, old, power in new])
@@ -250,7 +251,7 @@ class DemandGauge:
 class _LowRank:
     """The best low-rank part, of unit size, of slowly changing matrices (layers, d, d): left @ core @ right.T.
 
-    Followed by subspace iteration that goes on from where it was.
+    It is followed by subspace iteration that goes on from where it was.
     """
 
     def __init__(self, layers: int, width: int, rank: int, generator: torch.Generator, place: dict[str, Any]) -> None:
@@ -282,7 +283,7 @@ class _LowRank:
 
 @contextmanager
 def _coarse_products() -> Iterator[None]:
-    """Products over all tokens, which on a GPU may round their factors: noise is far larger than that."""
+    """Let products over all tokens round their factors on a GPU: noise is far larger than that."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high")
     try:

@@ -1,6 +1,6 @@
 """How widely each head looks: the entropy of its attention, from 0 (one token) to 1 (all tokens alike).
 
-No attention map is ever formed. Of a few probe rows the scores are enough; for all rows at once there is an identity:
+No attention map is ever formed. A few probe rows need their scores only; for all rows at once there is an identity:
 with s the scores of a query and p their softmax, the entropy is lse(s) - sum p s, and because s = scale * q . k, the
 sum is scale * q . (sum p k), which is ordinary fused attention with the keys in place of the values.
 """
@@ -51,14 +51,14 @@ class EntropyGauge:
 
 @dataclass(frozen=True)
 class HeadReadings:
-    """What one pass over a batch told. Entropies are sums over its sequences, all heads of all layers in a row."""
+    """What one pass over a batch measured. Entropies are sums over its sequences, all heads of all layers in a row."""
 
     entropy: Tensor  # (sum of head counts,)
     updates: dict[tuple[int, int], Tensor]  # for each (layer, pass) of a loop: |update| / |stream|
 
 
 def as_decoder(model: Transformer) -> Decoder:
-    """The model, unless its heads have no such entropy."""
+    """The model as a Decoder, or an error: the heads of others have no such entropy."""
     if not isinstance(model, Decoder):
         raise InputError("model", type(model).__name__, "must be a Decoder: this is the entropy of causal attention")
     return model

@@ -24,7 +24,7 @@ class HeadMoments:
 
     @classmethod
     def of(cls, head_outputs: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
-        """Sums over the tokens of head_outputs (B, heads, T, e) where `real` (B, T), and their number."""
+        """The second moments of head_outputs (B, heads, T, e), summed over `real` (B, T) tokens, and their number."""
         flat = head_outputs.transpose(1, 2).flatten(2)
         flat = flat.where(real[..., None], flat.new_zeros(())).flatten(0, 1).double()
         return flat.mT @ flat, real.sum().double()
@@ -61,6 +61,6 @@ class HeadMoments:
 
 
 def _cholesky(matrix: Tensor) -> Tensor:
-    """Nothing but NaN where there is no factor: nobody waits for the device to find out."""
+    """The Cholesky factor, all NaN where there is none: nobody waits for the device to find out."""
     factor, failed = torch.linalg.cholesky_ex(matrix)
     return factor.where(failed[..., None, None] == 0, torch.nan)

@@ -57,7 +57,7 @@ class LoopedHeads(NamedTuple):
 
 
 class Attention(nn.Module):
-    """Shapes: input and output (B, T, d); the projection's rows are ordered queries, keys, values, head by head."""
+    """Self-attention from (B, T, d) to (B, T, d). Rows of `qkv` are ordered queries, keys, values, head by head."""
 
     looped: Tensor
     takers: Tensor

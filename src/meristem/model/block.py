@@ -25,7 +25,8 @@ INIT_STD = 0.02
 class Pass(NamedTuple):
     """What gauges see of one attention pass.
 
-    Rotated queries and keys, what the heads read, (B, heads, T, head dim) each; the stream and what is added to it.
+    Rotated queries and keys, and the outputs of the heads, are (B, heads, T, head dim) each; the stream that the pass
+    read, and the update that it adds to it, are (B, T, d).
     """
 
     queries: Tensor
@@ -145,7 +146,7 @@ class Block(nn.Module):
         return self.attention_norm(stream, torch.zeros_like(stream))[1]
 
     def initialise(self, depth: int, generator: torch.Generator) -> None:
-        """Normal weights; the two products that write to the stream are scaled by 1 / sqrt(2 depth)."""
+        """Draw normal weights; the two products that write to the stream are scaled by 1 / sqrt(2 depth)."""
         residual = INIT_STD / math.sqrt(2 * depth)
         draw_normal(self.attention.qkv.weight, INIT_STD, generator)
         draw_normal(self.attention.out.weight, residual, generator)
@@ -174,5 +175,5 @@ def _show(
 
 @torch.no_grad()
 def draw_normal(weight: Tensor, std: float, generator: torch.Generator) -> None:
-    """Fill from a CPU generator, so that every device starts from the same numbers."""
+    """Fill a weight from a CPU generator, so that every device starts from the same numbers."""
     weight.copy_(torch.empty(weight.shape, dtype=torch.float32).normal_(0, std, generator=generator))

@@ -21,7 +21,14 @@ def _vocabulary_loss(norm: Norm, embedding: nn.Embedding, x: Tensor, branch: Ten
 
 
 class Decoder(Transformer):
-    """A language model with the structure of `plan`, initialised from `seed`."""
+    """A language model with the structure of `plan`, initialised from `seed`.
+
+    >>> model = Decoder(Plan.uniform(layers=2, width=32, heads=4, vocabulary=100, context=16))
+    >>> windows = torch.arange(34).view(2, 17)
+    >>> model(windows[:, :-1], targets=windows[:, 1:]).loss.backward()
+    >>> model(windows[:, :-1]).logits.shape
+    torch.Size([2, 16, 100])
+    """
 
     def __init__(self, plan: Plan, seed: int = 0) -> None:
         check_plan(plan)
@@ -37,7 +44,10 @@ class Decoder(Transformer):
         regions: Regions = Regions(),  # noqa: B008  (immutable)
         watch: Watch | None = None,
     ) -> Tensor:
-        """tokens (B, T); targets (B, T) hold the token that follows each position, -100 where none is asked for."""
+        """The mean cross entropy over all positions, a scalar, of tokens (B, T).
+
+        `targets` (B, T) hold the token that follows each position, -100 where none is asked for.
+        """
         check_tokens(tokens, self.plan.vocabulary)
         check_targets(targets, tuple(tokens.shape), "the tokens that follow each position", INDICES)
         x, branch = self.stream(tokens, View(causal=tokens.shape[1] > 1), regions=regions, watch=watch)

@@ -23,7 +23,7 @@ def _logits(norm: Norm, classes: nn.Linear, x: Tensor, branch: Tensor, shares: T
 def _class_loss(
     norm: Norm, classes: nn.Linear, x: Tensor, branch: Tensor, shares: Tensor, targets: Tensor, weights: Tensor | None
 ) -> Tensor:
-    """Mean over the rows, each times the weight of its class.
+    """The mean cross entropy over the rows, each times the weight of its class.
 
     The weights are not divided out again, as they would be in a weighted mean: the loss of a batch is then the mean of
     the losses of its parts, however many processes and micro-batches share it.
@@ -37,6 +37,12 @@ class Classifier(Transformer):
     Every token sees all others of its row, both ways. Tokens are (B, T) with `PADDING` on the right, and at least one
     real token in each row. `class_weights` (classes,) belong to the training loss and not to the model: they are not
     saved with it.
+
+    >>> model = Classifier(Plan.uniform(layers=2, width=32, heads=4, vocabulary=100, context=16, classes=3))
+    >>> tokens = torch.tensor([[5, 6, 7, 8], [9, 10, 0, 0]])
+    >>> model(tokens, targets=torch.tensor([2, 0])).loss.backward()
+    >>> model(tokens).logits.shape
+    torch.Size([2, 3])
     """
 
     class_weights: Tensor | None
@@ -62,7 +68,7 @@ class Classifier(Transformer):
         regions: Regions = Regions(),  # noqa: B008  (immutable)
         watch: Watch | None = None,
     ) -> Tensor:
-        """tokens (B, T); targets (B,) number the classes."""
+        """The mean cross entropy, a scalar, of tokens (B, T) whose rows have the classes `targets` (B,)."""
         check_tokens(tokens, self.plan.vocabulary)
         check_targets(targets, (len(tokens),), "the class of each row", (torch.int64, torch.uint8))
         check_classes(targets, self.classes.out_features)
@@ -97,5 +103,5 @@ class Classifier(Transformer):
 
 
 def build_model(plan: Plan, seed: int = 0) -> Transformer:
-    """The kind of model that a plan describes."""
+    """A model of the kind that a plan describes: a Classifier if it has classes, else a Decoder."""
     return Decoder(plan, seed) if plan.classes is None else Classifier(plan, seed)

@@ -100,7 +100,7 @@ def _(dq: Tensor, dk: Tensor, dv: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 class _ProjectHeads(torch.autograd.Function):
-    """Written out because automatic backward pads and adds three large tensors where one pass will do."""
+    """Projection and rotation. Automatic backward would pad and add three large tensors where one pass will do."""
 
     @staticmethod
     def forward(
@@ -184,7 +184,7 @@ def _(
 
 
 class _AddNorm(torch.autograd.Function):
-    """One pass over the residual stream each way, where sum, norm and casts would take several."""
+    """Sum and norm in one pass over the residual stream each way, where sum, norm and casts would take several."""
 
     @staticmethod
     def forward(

@@ -280,9 +280,9 @@ def gated(x: Tensor, gates: Tensor | None) -> Tensor:
 
 
 class _GatedLinear(torch.autograd.Function):
-    """In backward the gates meet nothing larger than the weight.
+    """A product of gated heads, in whose backward the gates meet nothing larger than the weight.
 
-    In forward they do: a layer with more passes adds up what was read, and a birth may not change a bit.
+    In its forward they do: a layer with more passes adds up what was read, and a birth may not change a bit.
     """
 
     @staticmethod

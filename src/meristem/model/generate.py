@@ -82,7 +82,7 @@ def stream(
     end_of_text: int | None = None,
     vocabulary: int | None = None,
 ) -> Iterator[list[int | None]]:
-    """For each new position, the next token of every prompt; None for prompts that have ended.
+    """Yield, for each new position, the next token of every prompt; None for prompts that have ended.
 
     `vocabulary` is the number of ids that mean something: the padding ids above it are never drawn. A bad request is
     refused at once, not when the first token is asked for.
@@ -132,7 +132,13 @@ def generate(
     end_of_text: int | None = None,
     vocabulary: int | None = None,
 ) -> list[list[int]]:
-    """The continuation of every prompt, without the prompt and without the end-of-text token."""
+    """The continuation of every prompt, without the prompt and without the end-of-text token.
+
+    >>> model = Decoder(Plan.uniform(layers=2, width=32, heads=4, vocabulary=100, context=16))
+    >>> greedy = Sampling(temperature=0)
+    >>> [len(ids) for ids in generate(model, [[1, 2, 3], [4]], max_tokens=5, sampling=greedy)]
+    [5, 5]
+    """
     steps = stream(
         model,
         prompts,

@@ -64,5 +64,5 @@ def product_dtype(x: Tensor) -> torch.dtype:
 
 
 def accum_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The precision of sums: float32, or float64 for float64."""
+    """The dtype that sums accumulate in: float32, or float64 for float64."""
     return torch.float64 if dtype == torch.float64 else torch.float32

@@ -22,7 +22,7 @@ from meristem.plan import Plan
 
 
 class Output(NamedTuple):
-    """`loss` when targets were given, `logits` when they were not."""
+    """What a model returns: the `loss` when targets were given, `logits` when they were not."""
 
     loss: Tensor | None
     logits: Tensor | None
@@ -59,7 +59,7 @@ class Regions:
     leave: Callable[..., Tensor] = _leave  # called with the loss of the model at hand, and what that takes
 
     def mapped(self, change: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Regions:
-        """Each part changed in the same way."""
+        """The regions with each part changed in the same way."""
         return Regions(change(self.enter), change(self.block), change(self.leave))
 
 
@@ -107,7 +107,7 @@ class Transformer(nn.Module):
         raise NotImplementedError
 
     def logits(self, tokens: Tensor) -> Tensor:
-        """What the model says about tokens (B, T), as logits."""
+        """The logits that the model gives tokens (B, T)."""
         raise NotImplementedError
 
     def attention_mask(self, tokens: Tensor) -> Tensor:
