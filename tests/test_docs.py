@@ -1,14 +1,18 @@
 """What the documentation shows is true."""
 
+import doctest
+import importlib
 import re
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from meristem.cli import main
 from meristem.config import _known_keys, load_config
+from meristem.plan import Plan
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -17,6 +21,14 @@ def test_the_readme_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
     (example,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     exec(compile(example, "README.md", "exec"), {})
     assert "parameters" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["plan", "model.decoder", "model.encoder", "model.generate"])
+def test_the_examples_of_docstrings_are_true(name: str) -> None:
+    known = {"Plan": Plan, "torch": torch}
+    outcome = doctest.testmod(importlib.import_module(f"meristem.{name}"), extraglobs=known)
+    assert outcome.attempted > 0
+    assert outcome.failed == 0
 
 
 def test_every_configuration_key_is_in_the_guide() -> None:

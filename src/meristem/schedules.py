@@ -107,6 +107,8 @@ def default_ramp(layers: int) -> int:
 
 def ladder(width: int, heads: int, dims: Sequence[int] = PREFERRED_DIMS) -> tuple[int, ...]:
     """Allowed head counts in rising order, ending with the base count `heads`."""
+    if not isinstance(dims, Sequence):
+        raise InputError("dims", dims, "must be a list of head dims")
     for dim in dims:
         if type(dim) is not int or dim > MAX_DIM or dim < 8 or dim % 8:
             raise InputError("dims", dim, f"must be multiples of 8 up to {MAX_DIM}, where fused kernels stop")

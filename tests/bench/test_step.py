@@ -63,9 +63,9 @@ class GPT(torch.nn.Module):
     def configure_optimizers(self, decay, lr, betas, device):
         return torch.optim.SGD(self.parameters(), lr=100.0)
 
-    def forward(self, tokens, labels):
+    def forward(self, tokens, targets):
         logits = self.table(tokens)
-        return logits, torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
+        return logits, torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
 """,
         encoding="utf-8",
     )

@@ -11,16 +11,16 @@ from typing import Any
 
 import pytest
 import torch
+from meristem.growth.criteria import Demand, Policy, Seen
+from meristem.growth.head_growth import HeadGrowth
+from meristem.growth.measuring import Batches, look
+from meristem.growth.outcome import Growth
 from torch import Tensor
 
 from meristem.errors import InputError
 from meristem.gauges.demand import DemandGauge, DemandReading
 from meristem.gauges.energy import EnergyGauge, EnergyReading
 from meristem.growth import Incrt, Pruning, Published, RandomBirths
-from meristem.growth.criteria import Demand, Policy, Seen
-from meristem.growth.head_growth import HeadGrowth
-from meristem.growth.measuring import Batches, look
-from meristem.growth.outcome import Growth
 from meristem.model import Decoder
 from meristem.plan import LayerPlan, Loop, Plan
 from meristem.synthetic import KnownTask, Student
@@ -316,7 +316,7 @@ def test_calibration_sees_the_model_without_attention(monkeypatch: pytest.Monkey
         tokens, targets = task.batch(16, step)
         written = torch.zeros_like(targets) if step < 2 else model(tokens).detach()
         torch.testing.assert_close(seen.loss, (written - targets).square().sum(-1).mean())
-        torch.testing.assert_close(seen.gradients[0], 2 * 16 * (written - targets))  # 16 labels a token
+        torch.testing.assert_close(seen.gradients[0], 2 * 16 * (written - targets))  # 16 targets a token
     assert len(shown) == 4
 
 
@@ -364,14 +364,14 @@ def test_no_head_leaves_on_what_is_not_finite() -> None:
     """The others' part would be made of it, and stay so."""
     plan = Plan(width=16, vocabulary=32, context=8, feed_forward=16, layers=(LayerPlan(3, 8, 3),))
     model, growth = growing(plan, replace(QUICK, patience=2))
-    tokens, labels = text(0)
+    tokens, targets = text(0)
     embedding = model.embedding.weight
     good, heads = embedding.detach().clone(), []
     for broken in (True, False, True, False):  # at the third decision two are due to leave
         with torch.no_grad():
             embedding.copy_(good)
             embedding[tokens[0, 0]] *= math.nan if broken else 1
-        growth.step(tokens, labels)
+        growth.step(tokens, targets)
         assert bool(model.stack[0].attention.out.weight.isfinite().all())
         heads.append(model.plan.heads[0])
     assert heads == [3, 3, 3, 2]
@@ -444,13 +444,13 @@ def test_layers_of_one_dim_are_measured_as_by_a_gauge_of_their_own() -> None:
     model, growth = growing(two_dims(), Incrt(**EAGER, prune=False))
     criterion = growth.criterion
     assert isinstance(criterion, Demand)
-    alone = {dim: DemandGauge(2, 16, model.angles(dim), seed=0) for dim in (16, 8)}
+    alone = {dim: DemandGauge(2, 16, model.rope(dim), seed=0) for dim in (16, 8)}
     members = {16: [0, 2], 8: [1, 3]}
     for step in range(4):
         seen = look(model, *text(step))
         criterion.feed(seen)
         for dim, layers in members.items():
-            alone[dim].feed(seen.inputs[layers], seen.gradients[layers], seen.allowed, seen.sizes[layers])
+            alone[dim].feed(seen.inputs[layers], seen.gradients[layers], seen.attention_mask, seen.sizes[layers])
     for dim, layers in members.items():
         assert [criterion.readings()[layer] for layer in layers] == alone[dim].readings()
         for place, layer in enumerate(layers):

@@ -142,10 +142,10 @@ from meristem.runs import saver
 from meristem.training import loop
 plain_gradients, plain_write, plain_back = loop.Gradients.__call__, saver.write_checkpoint, loop.go_back
 calls = 0
-def diverging(self, tokens, labels):
+def diverging(self, tokens, targets):
     global calls
     calls += 1
-    loss = plain_gradients(self, tokens, labels)
+    loss = plain_gradients(self, tokens, targets)
     return loss * math.nan if calls == 5 else loss
 def slow(folder, taken):
     time.sleep(1.0)

@@ -113,8 +113,8 @@ def poison(monkeypatch: pytest.MonkeyPatch, updates: Collection[int], where: str
     class Poisoned(Gradients):
         calls = 0
 
-        def __call__(self, tokens: Tensor, labels: Tensor) -> Tensor:
-            loss = super().__call__(tokens, labels)
+        def __call__(self, tokens: Tensor, targets: Tensor) -> Tensor:
+            loss = super().__call__(tokens, targets)
             self.calls += 1
             if self.calls in updates:
                 if where == "loss":

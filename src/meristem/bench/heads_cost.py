@@ -139,11 +139,11 @@ def _beside_training(
         wait(device)
         begin = time.perf_counter()
         for _ in range(span):
-            tokens, labels = next(batches)
-            step(tokens, labels)
+            tokens, targets = next(batches)
+            step(tokens, targets)
             if gated:
                 with autocast(device):
-                    grower.step(tokens, labels)
+                    grower.step(tokens, targets)
         wait(device)
         return time.perf_counter() - begin
 
@@ -162,11 +162,11 @@ def _within_training(
     while True:
         plain = added = 0.0
         for _ in range(span):
-            tokens, labels = next(batches)
+            tokens, targets = next(batches)
             begin = time.process_time()
-            step(tokens, labels)
+            step(tokens, targets)
             middle = time.process_time()
-            grower.step(tokens, labels)
+            grower.step(tokens, targets)
             plain, added = plain + middle - begin, added + time.process_time() - middle
         yield plain, added
 

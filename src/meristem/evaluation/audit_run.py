@@ -134,8 +134,8 @@ def _training(loaded: LoadedRun, data: TokenData | LabelledData) -> Training:
 
     def batches() -> Batches:
         for step in itertools.count(first):
-            tokens, labels = task.batch(step, 0, 1)
-            yield torch.from_numpy(tokens).to(loaded.device), torch.from_numpy(labels).to(loaded.device)
+            tokens, targets = task.batch(step, 0, 1)
+            yield torch.from_numpy(tokens).to(loaded.device), torch.from_numpy(targets).to(loaded.device)
 
     return batches
 

@@ -234,8 +234,8 @@ class Trainer:
     def update(self, asked_to_stop: bool) -> StepReading | None:
         """One step. Its numbers are still on their way; what comes back are those of the step before."""
         step = self.progress.step
-        self.tokens, self.labels = self.batch(step)
-        loss = self.gradients(self.tokens, self.labels)
+        self.tokens, self.targets = self.batch(step)
+        loss = self.gradients(self.tokens, self.targets)
         shared = torch.stack((loss, torch.full_like(loss, float(asked_to_stop))))
         loss, asked = mean_over_ranks(shared).unbind()  # all processes decide from the same numbers
         lr = learning_rate(step, self.config.train.steps, self.config.optimizer)
@@ -247,13 +247,13 @@ class Trainer:
         return reading
 
     def batch(self, step: int) -> tuple[Tensor, Tensor]:
-        """Tokens and labels of a step, this process's share of them, (micro-batches, b, ...), on their way to it."""
+        """Tokens and targets of a step, this process's share of them, (micro-batches, b, ...), on their way to it."""
         peers, micro = self.peers, _micro_batch(self.config, self.peers)
         arrays = self.task.batch(batch_number(step, self.rewinds), peers.rank, peers.world)
-        tokens, labels = (torch.from_numpy(array).unflatten(0, (-1, micro)) for array in arrays)
+        tokens, targets = (torch.from_numpy(array).unflatten(0, (-1, micro)) for array in arrays)
         if peers.device.type == "cuda":
-            tokens, labels = tokens.pin_memory(), labels.pin_memory()
-        return tokens.to(peers.device, non_blocking=True), labels.to(peers.device, non_blocking=True)
+            tokens, targets = tokens.pin_memory(), targets.pin_memory()
+        return tokens.to(peers.device, non_blocking=True), targets.to(peers.device, non_blocking=True)
 
     def fresh(self) -> Iterator[tuple[Tensor, Tensor]]:
         """What will be trained on next, sequence by sequence of micro-batches."""
@@ -278,7 +278,7 @@ class Trainer:
             return False
         step = self.progress.step
         with autocast(self.peers.device):
-            growth = self.grower.step(self.tokens.flatten(0, 1), self.labels.flatten(0, 1), self.fresh)
+            growth = self.grower.step(self.tokens.flatten(0, 1), self.targets.flatten(0, 1), self.fresh)
         stopping = False
         if growth.changed or growth.events:
             stopping = self.settle(self.readings.flush(), record)

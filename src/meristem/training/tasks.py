@@ -45,7 +45,7 @@ class Task(Protocol):
         """A new model."""
 
     def batch(self, step: int, rank: int, world: int) -> tuple[Ids, Ids]:
-        """Tokens (b, T) and labels (b, ...) of a process's share of a step: a function of its arguments alone."""
+        """Tokens (b, T) and targets (b, ...) of a process's share of a step: a function of its arguments alone."""
 
     def measure(self, model: Transformer, device: torch.device) -> dict[str, float]:
         """Numbers about held-out data by their names in metrics.jsonl; `held_out_loss` is among them."""

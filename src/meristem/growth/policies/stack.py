@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any, ClassVar, Literal
 
 from meristem.errors import InputError
@@ -45,7 +46,7 @@ class Stack(Policy):
         if not isinstance(self.at, (tuple, list)) or not self.at:
             raise InputError("at", self.at, "must be one or more times")
         for time in self.at:
-            if type(time) not in (int, float) or not 0 < time or (time >= 1 and time != round(time)):
+            if type(time) not in (int, float) or not time > 0 or (time >= 1 and time != round(time)):
                 raise InputError("at", time, "must be a part of the run above 0 and below 1, or whole updates")
         if list(self.times) != sorted(set(self.times)):
             raise InputError("at", self.at, "must be times that follow one another")
@@ -72,7 +73,7 @@ class Stack(Policy):
         if list(sizes) != sorted(set(sizes)) or not sizes:
             most = f"must be from 1 to {count - 1}, with a number of blocks of its own for each time in `at`"
             raise InputError("start_layers", self.start_layers, most)
-        if self.order == "interleave" and any(new % old for old, new in zip(sizes, sizes[1:], strict=False)):
+        if self.order == "interleave" and any(new % old for old, new in pairwise(sizes)):
             text = f"must divide the {count} layers for blocks to be interleaved ({' to '.join(map(str, sizes))})"
             raise InputError("start_layers", sizes[0], text)
         if plan.is_looped:
