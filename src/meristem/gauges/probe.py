@@ -101,9 +101,7 @@ def look(model: Growable, tokens: Tensor, targets: Tensor) -> Seen:
         mask = model.attention_mask(tokens)
         heads = HeadsRead([seen.head_outputs.detach() for seen in passes], _real(mask, len(tokens)))
         sizes = _sizes([seen.stream.detach() for seen in passes], heads.real)
-        return Seen(
-            loss.detach().float(), inputs, torch.stack(gradients) * targets.numel(), attention_mask, sizes, heads
-        )
+        return Seen(loss.detach().float(), inputs, torch.stack(gradients) * targets.numel(), mask, sizes, heads)
 
 
 @torch.no_grad()
