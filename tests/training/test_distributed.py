@@ -137,7 +137,8 @@ def test_two_processes_go_back_together(data: Path, tmp_path: Path) -> None:
 
 DIVERGING = """
 import math, os, sys, time
-from meristem.training import loop, saver
+from meristem.runs import saver
+from meristem.training import loop
 plain_gradients, plain_write, plain_back = loop.Gradients.__call__, saver.write_checkpoint, loop.go_back
 calls = 0
 def diverging(self, tokens, targets):
