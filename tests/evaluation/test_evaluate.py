@@ -53,7 +53,7 @@ def direct_distances(model: Decoder, tokens: Tensor) -> list[float]:
 
         def watched(*arguments: Tensor, plain: object = plain) -> tuple[Tensor, Tensor, Tensor]:
             projected = plain(*arguments)  # type: ignore[operator]
-            seen.append(projected[:2])
+            seen.append((projected[0].transpose(1, 2), projected[1].transpose(1, 2)))
             return projected
 
         block.attention.project = watched  # type: ignore[union-attr]

@@ -94,15 +94,15 @@ def test_of_processes_that_begin_one_run_one_wins_and_the_others_say_which(data:
 TOGETHER = """
 import sys, time
 from pathlib import Path
-from meristem.runs import folder as runs
+from meristem.runs import folder
 go, config, out = sys.argv[1:]
-plain = runs.flush_folder
-def waiting(folder):
-    plain(folder)
+plain = folder.flush_folder
+def waiting(path):
+    plain(path)
     print("ready", flush=True)
     while not Path(go).exists():
         time.sleep(0.001)
-runs.flush_folder = waiting
+folder.flush_folder = waiting
 sys.argv = ["meristem", "train", config, "--out", out]
 from meristem.cli import main
 main()
