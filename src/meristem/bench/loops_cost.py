@@ -25,7 +25,8 @@ from meristem.gauges import EntropyGauge
 from meristem.gauges.probe import Probe
 from meristem.growth import BlockLoop, LoopHeads, Sgt
 from meristem.growth.apply import apply_edit
-from meristem.growth.policies.sgt import ENDLESS
+from meristem.growth.looping import looped
+from meristem.growth.policy import ENDLESS
 from meristem.plan import Loop, Plan
 
 
@@ -33,7 +34,7 @@ def grown_plans(plan: Plan, layers: tuple[int, ...], heads: tuple[int, ...], pas
     """The plan itself, after growth with 1 to `passes` passes, and with the same layers' blocks run twice."""
     plans = {"vanilla": plan}
     for k in range(1, passes + 1):
-        plans[f"SGT K={k}"] = Sgt(ENDLESS).looped(plan, dict.fromkeys(layers, Loop(heads, k)))
+        plans[f"SGT K={k}"] = looped(plan, dict.fromkeys(layers, Loop(heads, k)), trained=True)
     plans[f"{len(layers)} block{'s' if len(layers) > 1 else ''} looped"] = BlockLoop(layers).prepare(plan)
     return plans
 

@@ -162,9 +162,9 @@ def _held_out(loaded: LoadedRun, data: TokenData | LabelledData, sequences: int)
 def _policy(loaded: LoadedRun) -> tuple[Incrt, IncrtState | None]:
     """The policy that says when a demand is certain and large; if the run grew by demand, also its largest by layer."""
     config = loaded.config
-    if config.growth.policy != "incrt" or config.incrt.criterion != "demand":
+    policy: Incrt | None = config.policy("incrt")
+    if policy is None:
         return Incrt(), None
-    (policy,) = (policy for policy in config.policies if isinstance(policy, Incrt))
     state = load_state(loaded.folder.checkpoints / checkpoint_name(loaded.step))
     return policy, policy.load(incrt_state(state["growth"]))
 

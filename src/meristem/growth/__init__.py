@@ -10,6 +10,7 @@ from meristem.growth.policies.published import Published
 from meristem.growth.policies.random_births import RandomBirths
 from meristem.growth.policies.sgt import Sgt, SgtState
 from meristem.growth.policies.stack import Stack
+from meristem.growth.policies.static_loops import StaticLoops
 from meristem.growth.policy import Change, Decision, Policy
 
 __all__ = [
@@ -33,5 +34,6 @@ __all__ = [
     "Sgt",
     "SgtState",
     "Stack",
+    "StaticLoops",
     "prepared",
 ]

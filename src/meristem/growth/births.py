@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -77,6 +78,13 @@ def prepared_heads(plan: Plan, start: int) -> Plan:
         return LayerPlan(heads, layer.head_dim, 1 if shared else heads, layer.loop, layer.repeats, ceiling=layer.heads)
 
     return replace(plan, layers=tuple(map(begun, plan.layers)), target=tuple(map(begun, plan.target)))
+
+
+def last_step(part: float, total_steps: int) -> int:
+    """The updates done at a part of the run, or so many if it is above 1."""
+    if not 0 < part < math.inf:
+        raise InputError("last_birth", part, "must be above 0 and finite")
+    return round(part * total_steps if part <= 1 else part)
 
 
 def check_growable(plan: Plan) -> None:

@@ -30,6 +30,7 @@ from meristem.moves import Moves
 from meristem.plan import Plan
 
 Readings = Mapping[Gauge, Any]
+ENDLESS = 10**12  # updates of a run whose end is not known
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,7 @@ class Policy:
     `step` is the number of updates done. A state is any value that `dump` can turn into JSON values and tensors.
     """
 
+    static: ClassVar[bool] = False  # whether all it does is there from the start
     exchanges: ClassVar[bool] = True  # whether its edits put new parameters in the place of old ones
     name: ClassVar[str] = ""  # in events and states; that of the class, in small letters, if not given
 
@@ -80,6 +82,11 @@ class Policy:
     def settings(self) -> dict[str, Any]:
         """What a state is bound to: it is not gone on from by a policy with other settings."""
         return asdict(self)  # type: ignore[call-overload]
+
+    @property
+    def warnings(self) -> list[str]:
+        """Settings that cannot have their effect, each in a sentence that begins with its name."""
+        return []
 
     def prepare(self, plan: Plan) -> Plan:
         """The plan with what the policy must find in it before training; the model is built from this one."""

@@ -55,7 +55,8 @@ def _describe_head(event: dict[str, Any]) -> str:
     return f"{done} ({event['rule']})"
 
 
-MEASURES = {"demand": "demand", "published": "energy"}  # by criterion; births at random times measure nothing
+# What births are decided by, by criterion or policy; births at random times measure nothing.
+MEASURES = {"demand": "demand", "incrt": "demand", "published": "energy"}
 
 
 def describe_demand(event: Mapping[str, Any], criterion: str) -> str:

@@ -21,6 +21,7 @@ from meristem.runs.folder import RunFolder
 if TYPE_CHECKING:
     from meristem.evaluation.evaluate import Evaluation
 
+OF_HEADS = ("incrt", "published", "random_births")  # policies
 MEASURED = {"loss": "training loss", "held_out_loss": "held-out loss", "accuracy": "accuracy"}  # in metrics.jsonl
 
 
@@ -56,7 +57,7 @@ def draw_growth(run: str | Path, out: Path | None = None) -> Path | None:
     """Write `growth.svg` from events.jsonl and entropy.jsonl; None if the run neither grew nor observed."""
     folder = RunFolder.open(Path(run))
     title = folder.path.resolve().name
-    if folder.config.growth.policy == "incrt":
+    if folder.config.growth.has(*OF_HEADS):
         heads = read_head_history(folder)
         picture = heads_svg(heads, title) if heads.decisions else None
     else:
@@ -68,11 +69,11 @@ def draw_growth(run: str | Path, out: Path | None = None) -> Path | None:
 def read_history(folder: RunFolder) -> History:
     """How a run has grown so far."""
     config, plan = folder.config, folder.plan
-    steps, growing = config.train.steps, config.growth.policy == "sgt"
+    steps, growing = config.train.steps, config.growth.has("sgt")
     decisions = sound_loop_growth(folder.read(folder.events), plan, steps) if growing else []
     observations = sound_observations(folder.read(folder.entropy), plan, steps)
     metrics = sound_metrics(folder.read(folder.metrics), steps)
-    policy = config.growth.sgt(steps) if decisions else None
+    policy = config.policy("sgt") if decisions else None
     last_step = max((entry["step"] for log in (decisions, observations, metrics) for entry in log), default=0)
     return History(plan, last_step, decisions, observations, policy)
 
@@ -84,7 +85,9 @@ def read_head_history(folder: RunFolder) -> HeadHistory:
     metrics = sound_metrics(folder.read(folder.metrics), config.train.steps)
     losses = [(e["step"], math.nan if e["loss"] is None else e["loss"]) for e in metrics if "loss" in e]
     last_step = max((entry["step"] for entry in (*decisions, *metrics)), default=0)
-    return HeadHistory(plan.heads, last_step, decisions, losses, config.incrt.criterion)
+    criteria = {"incrt": "demand", "published": "published", "random_births": "random"}
+    criterion = next(criterion for name, criterion in criteria.items() if config.growth.has(name))
+    return HeadHistory(plan.heads, last_step, decisions, losses, criterion)
 
 
 def run_text(run: str | Path) -> str:
@@ -100,7 +103,7 @@ def run_text(run: str | Path) -> str:
 
 
 def _growth_lines(folder: RunFolder) -> list[str]:
-    if folder.config.growth.policy == "incrt":
+    if folder.config.growth.has(*OF_HEADS):
         return read_head_history(folder).lines()
     structure = describe_structure(folder.newest_plan)
     decisions = read_history(folder).decisions

@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 
+from meristem.choices import DemoCriterion
 from meristem.errors import InputError
 from meristem.files import write_atomically
 from meristem.growth import Incrt, Policy, Prune, Published
@@ -38,7 +39,10 @@ class Demo:
     steps: int = 0
 
     def __post_init__(self) -> None:
-        for field, value, allowed in (("task", self.task, TASKS), ("criterion", self.criterion, tuple(MEASURES))):
+        for field, value, allowed in (
+            ("task", self.task, TASKS),
+            ("criterion", self.criterion, get_args(DemoCriterion)),
+        ):
             if value not in allowed:
                 raise InputError(field, value, f"must be one of {', '.join(allowed)}")
         if not 0 <= self.seed < 2**31:

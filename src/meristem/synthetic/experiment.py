@@ -74,6 +74,6 @@ def grow(
 
 def _ending(policy: Policy, step: int) -> Policy:
     """The policy without births after a step, if it knows of such an end."""
-    if not hasattr(policy, "last_birth"):
+    if not hasattr(policy, "last_birth_step"):
         return policy
-    return replace(policy, last_birth=min(policy.last_birth, step))  # type: ignore[type-var]
+    return replace(policy, last_birth=min(policy.last_birth_step, step))  # type: ignore[type-var]

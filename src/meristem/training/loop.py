@@ -17,6 +17,7 @@ from torch import Tensor
 
 from meristem import __version__
 from meristem.config import Config, check_resumable
+from meristem.config.growth import table_name
 from meristem.data import LabelledData, TokenData, open_data
 from meristem.devices import autocast, compute_dtype, describe_device, memory_of
 from meristem.errors import InputError, RunError, shortened
@@ -186,6 +187,15 @@ class Trainer:
             raise RunError(f"{path}: does not fit this run ({shortened(str(error))})") from error
 
     @property
+    def warnings(self) -> list[str]:
+        """Settings of growth that have no effect in this run."""
+        growth = self.config.growth
+        idle = [f"growth.{name}" for name in growth.tables if name not in map(table_name, growth.policies)]
+        unused = [f"{', '.join(idle)}: of no use, as growth.policies does not name it"] if idle else []
+        policies = {} if self.grower is None else self.grower.policies
+        return unused + [f"growth.{name}.{text}" for name, policy in policies.items() for text in policy.warnings]
+
+    @property
     def plan(self) -> Plan:
         """The present structure."""
         return self.model.plan
@@ -209,8 +219,8 @@ class Trainer:
             display.note(f"{describe_device(self.peers.device)}; {kinds} attention{compiled}")
             if self.task.unmeasured is not None:
                 display.note(self.task.unmeasured)
-            if unused := self.config.incrt.unused(self.config.growth.policy):
-                display.note(unused)
+            for text in self.warnings:
+                display.note(text)
             stopping = False
             while progress.step < steps and not stopping:
                 reading = self.update(stop.asked)
@@ -369,10 +379,12 @@ def _held(folder: RunFolder, peers: Processes) -> AbstractContextManager[None]:
 
 def _at_home(config: Config) -> Config:
     """The configuration with paths that hold from any folder."""
-    growth = config.growth
-    if growth.like is not None:
-        growth = replace(growth, like=str(Path(growth.like).resolve()))
-    return replace(config, data=replace(config.data, path=str(Path(config.data.path).resolve())), growth=growth)
+    tables = {
+        name: {key: str(Path(value).resolve()) if key == "like" and value else value for key, value in table.items()}
+        for name, table in config.growth.tables.items()
+    }
+    data = replace(config.data, path=str(Path(config.data.path).resolve()))
+    return replace(config, data=data, growth=replace(config.growth, tables=tables))
 
 
 def _micro_batch(config: Config, peers: Processes) -> int:

@@ -95,7 +95,7 @@ class Recorder:
         if isinstance(event, GrowthEvent):
             self.display.note(f"step {event.step}: {describe_growth(event.to_dict())}")
         if "demand" in event.facts:
-            self.display.status(describe_demand(event.facts, self.config.incrt.criterion))
+            self.display.status(describe_demand(event.facts, event.policy))
         self._warn(event.step, event.facts)
 
     def observation(self, step: int, facts: Mapping[str, Any]) -> None:

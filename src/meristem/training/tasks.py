@@ -140,10 +140,9 @@ def initial_plan(config: Config, data: TokenData | LabelledData) -> Plan:
             expected = "is of classifiers, and this data has no labels"
             raise InputError("data.class_weights", config.data.class_weights, expected)
         return config.model.build(padded_vocabulary(data.index.tokenizer.vocabulary))
-    growth = config.growth
-    if growth.policy == "sgt" or growth.observe:
-        name, value = ("policy", growth.policy) if growth.policy == "sgt" else ("observe", growth.observe)
-        raise InputError(f"growth.{name}", value, "measures the entropy of causal attention; a classifier has none")
+    for name in ("sgt", "static_loops", "block_loop", "observe"):
+        if config.growth.has(name):
+            raise InputError("growth.policies", name, "is about the entropy of causal attention; a classifier has none")
     return config.model.build(padded_vocabulary(data.index.ids), len(data.index.classes), data.index.length)
 
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
 
 from meristem.errors import InputError
 from meristem.growth.edits import RepeatBlock
-from meristem.growth.policies.sgt import ENDLESS, Sgt, SgtState
+from meristem.growth.looping import check_source, refuse_idle
 from meristem.growth.policy import Policy
 from meristem.plan import Plan
 
@@ -18,40 +16,34 @@ from meristem.plan import Plan
 class BlockLoop(Policy):
     """The chosen blocks are executed `times` more times, attention and feed-forward, with the same weights.
 
-    `steady_layers` chooses them by the entropies of a run that was observed, with the rule that SGT grows by.
+    They are named, or those in which another run has grown, or would have by its entropies and SGT's rule.
     """
 
     name: ClassVar[str] = "block_loop"
+    static: ClassVar[bool] = True
     exchanges: ClassVar[bool] = False
 
-    layers: tuple[int, ...]
+    layers: tuple[int, ...] = ()
     times: int = 1
+    like: str | None = None  # a run, or a plan file, whose layers are taken over
+    heads_per_layer: int = 2  # of a run that was observed: heads that a layer must have to be chosen
+    max_layers: int = 3  # layers at most
+    shortlist: int = 3  # layers of highest entropy among which they are chosen
+    excluded: tuple[int, ...] = (0,)
+    order: Literal["deep_first", "shallow_first"] = "deep_first"
 
     def __post_init__(self) -> None:
-        if len(set(self.layers)) < len(self.layers):
-            raise InputError("layers", self.layers, "must be distinct")
+        check_source(self.layers, self.like)
+        if self.layers:
+            refuse_idle(self, ("heads_per_layer", "max_layers", "shortlist", "excluded", "order"))
 
     def prepare(self, plan: Plan) -> Plan:
-        """The plan with the blocks repeated."""
+        """The plan with the blocks repeated; those of another run have to be looked up before."""
+        if self.like is not None:
+            raise InputError("like", self.like, "names a run: train with the command line or meristem.train")
         for layer in self.layers:
             plan = RepeatBlock(layer, self.times).apply(plan)
         return plan
 
-    def check(self, plan: Plan) -> None:
-        """Refuse a plan in which these blocks run once."""
-        for layer in self.layers:
-            if plan.layer(layer).repeats != self.times:
-                raise InputError("model.plan", plan.digest[:12], "build the model from policy.prepare(plan)")
-
     def needs(self, state: Any, step: int, plan: Plan) -> None:
         return None  # all of it is there from the start
-
-
-def steady_layers(entropies: Sequence[Sequence[float]], rule: Sgt) -> tuple[int, ...]:
-    """The layers that `rule` selects, in its order, when the entropies never change."""
-    if not all(math.isfinite(value) for layer in entropies for value in layer):
-        raise InputError("entropies", entropies, "must be finite")
-    rule, state = replace(rule, total_steps=ENDLESS, start=1, window=1), SgtState()  # however short the run
-    while (due := rule.next_decision(state)) is not None:
-        state = rule.judge(state, due, entropies).state
-    return tuple(grown.layer for grown in state.grown)

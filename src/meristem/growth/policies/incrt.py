@@ -16,8 +16,17 @@ from meristem.errors import InputError
 from meristem.gauges.demand import Demand, DemandReading, ModelDemand
 from meristem.gauges.gauge import Gauge
 from meristem.gauges.progress import TrainingLoss
-from meristem.growth.births import FULL, RelativeDemand, birth, check_growable, full_layers, head_facts, prepared_heads
-from meristem.growth.policy import Decision, Policy, Readings
+from meristem.growth.births import (
+    FULL,
+    RelativeDemand,
+    birth,
+    check_growable,
+    full_layers,
+    head_facts,
+    last_step,
+    prepared_heads,
+)
+from meristem.growth.policy import ENDLESS, Decision, Policy, Readings
 from meristem.moves import Moves
 from meristem.plan import Plan
 from meristem.records import finite
@@ -62,13 +71,14 @@ class Incrt(Policy):
 
     name: ClassVar[str] = "incrt"
 
+    total_steps: int = ENDLESS
     start_heads: int = 0  # heads of every layer at the start, those of the plan being the ceiling; 0 for the plan's
     feed_every: int = 5  # updates between two looks at the demand
     decide_every: int = 50
     calibration: int = 20  # updates at the start in which the demand of a model without attention is measured
     cool_down: int = 200  # between two changes of the structure, anywhere in the network
     warm_up: int = 300  # before the first
-    last_birth: int = 10**12  # none after this, as when the learning rate decays: there would be no time to learn
+    last_birth: float = 0.7  # none after this, as there would be no time to learn: part of the run up to 1, or updates
     max_heads: int = 0  # of a layer; 0 for no limit
     certainty: float = 4.0  # the demand must be this many standard errors above zero
     share: float = 0.03  # and this share of its largest value in the layer
@@ -97,6 +107,7 @@ class Incrt(Policy):
                 raise InputError(name, getattr(self, name), "must be above 0 and at most 1")
         if self.max_heads < 0:
             raise InputError("max_heads", self.max_heads, "must be 0, for no limit, or above")
+        last_step(self.last_birth, self.total_steps)  # refuses bad values
         if self.start_heads < 0:
             raise InputError("start_heads", self.start_heads, "must be 0, for those of the plan, or above")
 
@@ -120,6 +131,11 @@ class Incrt(Policy):
         fed = decision((self.calibration // self.feed_every + self.feeds) * self.feed_every)
         hit = max(first, fed) + (self.hits - 1) * self.decide_every
         return max(hit, decision(self.warm_up), decision(first + self.cool_down))
+
+    @property
+    def last_birth_step(self) -> int:
+        """Updates after which no head is born."""
+        return last_step(self.last_birth, self.total_steps)
 
     def prepare(self, plan: Plan) -> Plan:
         """The plan with `start_heads` in every layer, and what it had as ceilings."""
@@ -266,7 +282,7 @@ class Incrt(Policy):
         """Why there can be no birth anywhere now; empty if there can."""
         if done < self.warm_up:
             return "the run has just begun"
-        if done > self.last_birth:
+        if done > self.last_birth_step:
             return "the run is near its end"
         if not self.has_cooled(state, done):
             return "the last change was not long ago"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from meristem.errors import InputError
 from meristem.gauges.entropy import EntropyGauge, EntropyReading
 from meristem.growth.policy import Decision, Policy, Readings
+from meristem.limits import check_integer
 from meristem.plan import Plan
 
 
@@ -18,14 +18,14 @@ class Observe(Policy):
     name: ClassVar[str] = "observe"
     exchanges: ClassVar[bool] = False
 
-    every: int  # updates
+    total_steps: int
+    every: int = 0  # updates; a hundredth of the run if 0
     probe: Literal["rows", "fused"] = "rows"  # entropy on some rows of a sequence, or fused on its last half
     rows: int = 16
     sequences: int = 8
 
     def __post_init__(self) -> None:
-        if type(self.every) is not int or self.every < 1:
-            raise InputError("every", self.every, "must be an integer of at least 1")
+        check_integer("every", self.every, 0)
         EntropyGauge(self.rows, self.probe, self.sequences)  # refuses bad values
 
     @property
@@ -34,7 +34,8 @@ class Observe(Policy):
         return EntropyGauge(self.rows, self.probe, self.sequences)
 
     def needs(self, state: Any, step: int, plan: Plan) -> tuple[EntropyGauge, ...] | None:
-        return (self.gauge,) if step % self.every == 0 else None
+        every = self.every or max(1, self.total_steps // 100)
+        return (self.gauge,) if step % every == 0 else None
 
     def decide(self, state: Any, step: int, plan: Plan, readings: Readings) -> Decision:
         reading: EntropyReading = readings[self.gauge]

@@ -17,6 +17,7 @@ from meristem.gauges.redundancy import HeadShares, HeadTrial, TrialReading
 from meristem.growth.edits import RemoveHead
 from meristem.growth.head_surgery import fewest_heads
 from meristem.growth.policy import Change, Decision, Policy, Readings
+from meristem.limits import check_integer
 from meristem.moves import Moves
 from meristem.plan import Plan
 from meristem.records import finite
@@ -43,7 +44,7 @@ class Prune(Policy):
 
     decide_every: int = 50
     cool_down: int = 200  # after any change of heads, whoever has made it
-    grace: int = 800  # after a birth or a trial
+    grace: int | None = None  # after a birth or a trial; four times the cool-down if not given
     redundant: float = 1e-3  # a head whose own share of the layer's output is below this may leave
     patience: int = 3  # decisions in a row
     tolerance: float = 1e-3  # a removal may raise the loss by this share, of a loss of at least `SMALL_LOSS`
@@ -52,13 +53,20 @@ class Prune(Policy):
     SMALL_LOSS = 0.01
 
     def __post_init__(self) -> None:
-        times = (("decide_every", 1), ("cool_down", 0), ("grace", 0), ("patience", 1), ("sequences", 1))
+        times = (("decide_every", 1), ("cool_down", 0), ("patience", 1), ("sequences", 1))
         for field, least in times:
             if getattr(self, field) < least:
                 raise InputError(field, getattr(self, field), f"must be at least {least}")
+        if self.grace is not None:
+            check_integer("grace", self.grace, 0)
         for field in ("redundant", "tolerance"):
             if not 0 <= getattr(self, field) <= 1:
                 raise InputError(field, getattr(self, field), "must be from 0 to 1")
+
+    @property
+    def grace_steps(self) -> int:
+        """Updates after a birth or a trial in which a head is left alone."""
+        return 4 * self.cool_down if self.grace is None else self.grace
 
     def begin(self, plan: Plan) -> PruneState:
         return PruneState(tuple((0,) * heads for heads in plan.heads))
@@ -136,7 +144,7 @@ class Prune(Policy):
         return PruneState(since, last_change=state.last_change)
 
     def _eligible(self, layer: Sequence[int], head: int, step: int) -> bool:
-        return len(layer) > 1 and step - layer[head] >= self.grace
+        return len(layer) > 1 and step - layer[head] >= self.grace_steps
 
 
 def _judged(plan: Plan, layer: int, shares: Sequence[float]) -> list[float]:

@@ -23,11 +23,12 @@ from meristem.growth.births import (
     check_times,
     full_layers,
     head_facts,
+    last_step,
     prepared_heads,
 )
 from meristem.growth.edits import RemoveHead
 from meristem.growth.head_surgery import fewest_heads
-from meristem.growth.policy import Change, Decision, Policy, Readings
+from meristem.growth.policy import ENDLESS, Change, Decision, Policy, Readings
 from meristem.moves import Moves
 from meristem.plan import Plan
 from meristem.records import finite
@@ -73,10 +74,11 @@ class Published(Policy):
     name: ClassVar[str] = "published"
 
     numerics: Literal["author", "repaired"] = "author"
+    total_steps: int = ENDLESS
     start_heads: int = 0  # heads of every layer at the start, those of the plan being the ceiling; 0 for the plan's
     feed_every: int = 5
     decide_every: int = 0  # if 0 at every feed, as published, or every tenth with repaired numerics
-    last_birth: int = 10**12  # none after this
+    last_birth: float = 0.7  # none after this, as there would be no time to learn: part of the run up to 1, or updates
     max_heads: int = 0  # of a layer; 0 for no limit
     share: float = 0.1  # threshold of the largest eigenvalue, of the energy at the start
     lower_share: float = 0.5  # of that threshold; the smallest eigenvalue must be below
@@ -89,6 +91,7 @@ class Published(Policy):
 
     def __post_init__(self) -> None:
         check_numerics(self.numerics)
+        last_step(self.last_birth, self.total_steps)  # refuses bad values
         if not self.decide_every:
             object.__setattr__(self, "decide_every", self.feed_every * (1 if self.numerics == "author" else 10))
         check_times(self.feed_every, self.decide_every, self.max_heads)
@@ -112,6 +115,11 @@ class Published(Policy):
     @property
     def remembers(self) -> tuple[Gauge, ...]:
         return self.gauge, TrainingLoss()
+
+    @property
+    def last_birth_step(self) -> int:
+        """Updates after which no head is born."""
+        return last_step(self.last_birth, self.total_steps)
 
     def prepare(self, plan: Plan) -> Plan:
         """The plan with `start_heads` in every layer, and what it had as ceilings."""
@@ -201,7 +209,7 @@ class Published(Policy):
             return "the start is still being measured"
         if not all(map(math.isfinite, (reading.lambda_max, reading.lambda_min, reading.threshold))):
             return "the energy is not finite"
-        if done > self.last_birth:
+        if done > self.last_birth_step:
             return "the run is near its end"
         if full:
             return FULL

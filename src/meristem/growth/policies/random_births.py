@@ -9,8 +9,16 @@ from typing import Any, ClassVar
 
 from meristem.errors import InputError
 from meristem.gauges.gauge import Gauge
-from meristem.growth.births import birth, check_growable, check_times, full_layers, head_facts, prepared_heads
-from meristem.growth.policy import Decision, Policy, Readings
+from meristem.growth.births import (
+    birth,
+    check_growable,
+    check_times,
+    full_layers,
+    head_facts,
+    last_step,
+    prepared_heads,
+)
+from meristem.growth.policy import ENDLESS, Decision, Policy, Readings
 from meristem.moves import Moves
 from meristem.plan import Plan
 
@@ -39,7 +47,8 @@ class RandomBirths(Policy):
     name: ClassVar[str] = "random_births"
 
     births: int
-    last_birth: int
+    total_steps: int = ENDLESS
+    last_birth: float = 0.7  # none after this: part of the run up to 1, or updates
     start_heads: int = 0  # heads of every layer at the start, those of the plan being the ceiling; 0 for the plan's
     warm_up: int = 300
     feed_every: int = 5
@@ -53,14 +62,19 @@ class RandomBirths(Policy):
             if getattr(self, field) < 0:
                 raise InputError(field, getattr(self, field), "must be 0 or above")
         if self.births > len(self._times):
-            span = f"from {self.warm_up} to {self.last_birth}, {self.decide_every} updates apart"
+            span = f"from {self.warm_up} to {self.last_birth_step}, {self.decide_every} updates apart"
             raise InputError("births", self.births, f"must be at most {len(self._times)}, the decisions {span}")
 
     @property
     def _times(self) -> range:
         """The decisions at which a head can be born."""
         first = -(-max(self.warm_up, 1) // self.decide_every) * self.decide_every
-        return range(first, self.last_birth + 1, self.decide_every)
+        return range(first, self.last_birth_step + 1, self.decide_every)
+
+    @property
+    def last_birth_step(self) -> int:
+        """Updates after which no head is born."""
+        return last_step(self.last_birth, self.total_steps)
 
     def prepare(self, plan: Plan) -> Plan:
         """The plan with `start_heads` in every layer, and what it had as ceilings."""

@@ -7,7 +7,6 @@ how strong they are, follows from a state and the number of updates done.
 from __future__ import annotations
 
 import math
-import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -18,12 +17,12 @@ from meristem.errors import InputError
 from meristem.gauges.entropy import EntropyGauge, EntropyReading
 from meristem.growth.edits import LoopHeads, SetStrengths
 from meristem.growth.ema import Ema
+from meristem.growth.looping import chosen_heads
 from meristem.growth.policy import Change, Decision, Policy, Readings
 from meristem.moves import Moves
 from meristem.plan import Gates, Loop, Plan
 from meristem.records import finite
 
-ENDLESS = 10**12  # updates of a run: for policies that are asked what to loop, not when
 FORGOTTEN = 2.0**-16  # weight of a reading that an average of entropies need not remember
 SHORTEST_WINDOW = 50  # updates, for windows given as a part of the run
 ORDERS = ("deep_first", "shallow_first")
@@ -166,17 +165,6 @@ class Sgt(Policy):
         """Refuse a plan without the gates that growth will need."""
         if self.prepare(plan).gates != plan.gates:
             raise InputError("model.plan.gates", plan.gates, "build the model from policy.prepare(plan)")
-
-    def looped(self, plan: Plan, loops: Mapping[int, Loop]) -> Plan:
-        """The plan with the given loops by layer, and gates for them: a static structure from the start."""
-        if not loops:
-            raise InputError("loops", loops, "must have at least one layer")
-        passes = max(loop.passes for loop in loops.values())
-        heads = max(len(loop.heads) for loop in loops.values())
-        plan = replace(plan, gates=Gates(passes, heads, self.train_gates and self.birth == "gate"))
-        for layer, loop in loops.items():
-            plan = LoopHeads(layer, loop.heads, loop.passes).apply(plan)
-        return plan
 
     def has_enough(self, heads: int) -> bool:
         """Whether a layer with this many heads can have a loop; others never grow."""
@@ -360,16 +348,7 @@ class Sgt(Policy):
 
     def chosen_heads(self, layer: int, entropies: Sequence[float]) -> tuple[int, ...]:
         """The heads of a layer that are looped, given the entropies of them all."""
-        if not self.has_enough(len(entropies)):
-            limit = f"must be at most {len(entropies)}, the heads of layer {layer}"
-            raise InputError("heads_per_layer", self.heads_per_layer, limit)
-        heads = range(len(entropies))
-        if self.heads == "all":
-            return tuple(heads)
-        if self.heads == "random":
-            return tuple(sorted(random.Random(f"{self.seed}-{layer}").sample(heads, self.heads_per_layer)))
-        sign = 1 if self.heads == "high" else -1
-        return tuple(sorted(sorted(heads, key=lambda i: (-sign * entropies[i], -i))[: self.heads_per_layer]))
+        return chosen_heads(self.heads, self.heads_per_layer, entropies, layer, self.seed)
 
 
 def _by_layer(plan: Plan, values: Sequence[float]) -> list[list[float]]:

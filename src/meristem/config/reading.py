@@ -1,0 +1,308 @@
+"""The configuration of a run: read from TOML, overridden from the command line, written back."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import math
+import tomllib
+import types
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
+
+from meristem.choices import TrackerName
+from meristem.config.former import FORMER, is_former, translated
+from meristem.config.growth import GrowthConfig, is_foreign, policy_keys, table_name
+from meristem.config.sections import (
+    CheckpointConfig,
+    DataConfig,
+    EvalConfig,
+    LogConfig,
+    ModelConfig,
+    OptimizerConfig,
+    TrainConfig,
+)
+from meristem.errors import InputError
+from meristem.files import read_toml
+from meristem.growth import Policy
+from meristem.growth.policies import POLICIES
+from meristem.wording import listed
+
+LARGEST = 2**63  # whole numbers of a configuration are below
+
+# What may change when a run is resumed: the result does not depend on it, or (device, compile, micro_batch) only in the
+# rounding of sums.
+RESUMABLE = (
+    "data.path", "train.device", "train.compile", "train.micro_batch", "train.max_skipped", "train.on_divergence",
+    "train.max_rewinds", "eval.batch", "checkpoint.every", "checkpoint.keep", "log.every", "log.trackers",
+    "growth.static_loops.like", "growth.block_loop.like",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Config:
+    """Everything a run depends on."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    growth: GrowthConfig = field(default_factory=GrowthConfig)
+    eval: EvalConfig = field(default_factory=EvalConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    log: LogConfig = field(default_factory=LogConfig)
+
+    def __post_init__(self) -> None:
+        minimums = {
+            "train.steps": 1, "train.batch_size": 1, "train.max_skipped": 1, "train.max_rewinds": 1,
+            "eval.every": 0, "eval.windows": 1,
+            "eval.rows": 0, "eval.batch": 1, "checkpoint.every": 0, "checkpoint.keep": 1, "log.every": 1,
+        }  # fmt: skip
+        for name in ("model.shuffle_seed", "data.seed", "train.seed"):
+            if not 0 <= self[name] < 2**63:
+                raise InputError(name, self[name], "must be from 0 to 2^63 - 1")
+        for name, minimum in minimums.items():
+            value = self[name]
+            if value < minimum:
+                raise InputError(name, value, f"must be at least {minimum}")
+        for name in ("data.class_weights", "train.on_divergence"):
+            _check_choice(name, self[name], _known_keys()[name])
+        micro = self.train.micro_batch
+        if micro is not None and (micro < 1 or self.train.batch_size % micro):
+            raise InputError("train.micro_batch", micro, f"must divide train.batch_size = {self.train.batch_size}")
+        for name in self.log.trackers:
+            _check_choice("log.trackers", name, TrackerName)
+
+    def policy(self, name: str) -> Any:
+        """One of the run's policies that come with Meristem; None if it is not among them."""
+        return self.growth.policy(name, self.train.steps) if self.growth.has(name) else None
+
+    def build_policies(self) -> list[Policy]:
+        """The policies of the run in their order; imports those that are somebody's own."""
+        return self.growth.build(self.train.steps)
+
+    def __getitem__(self, key: str) -> Any:
+        section, _, name = key.partition(".")
+        if section == "growth" and "." in name:
+            policy, _, name = name.partition(".")
+            return self.growth.settings(policy).get(name)
+        return getattr(getattr(self, section), name)
+
+    def to_toml(self) -> str:
+        """TOML text that reads back as the same configuration."""
+        tables: dict[str, dict[str, Any]] = {}
+        for section in fields(self):
+            values = getattr(self, section.name)
+            names = ["policies"] if section.name == "growth" else [entry.name for entry in fields(values)]
+            tables[section.name] = {name: getattr(values, name) for name in names}
+        tables |= {f"growth.{name}": dict(table) for name, table in self.growth.tables.items()}
+        lines: list[str] = []
+        for title, table in tables.items():
+            lines.append(f"[{title}]")
+            lines += [f"{name} = {_toml_value(value)}" for name, value in table.items() if value is not None]
+            lines.append("")
+        return "\n".join(lines)
+
+
+def load_config(path: str | Path, overrides: Sequence[str] = (), note: Callable[[str], None] | None = None) -> Config:
+    """Read a TOML file and apply `--section.key value` overrides; `note` is told of keys as they were before."""
+    data = read_toml(Path(path))
+    values: dict[str, Any] = {}
+    sections = [*(entry.name for entry in fields(Config)), "incrt"]
+    for section, entries in data.items():
+        if not isinstance(entries, dict):
+            raise InputError(section, entries, f"must stand in one of the sections {sections[:-1]}")
+        if section not in sections and not entries:  # one with keys is answered with the nearest key
+            nearest = difflib.get_close_matches(section, sections, n=1, cutoff=0.0)[0]
+            raise InputError(f"[{section}]", entries, f"unknown section; did you mean [{nearest}]?")
+        for key, value in entries.items():
+            if section == "growth" and isinstance(value, dict):
+                values |= {f"growth.{key}.{name}": entry for name, entry in value.items()}
+                values.setdefault(f"growth.{key}", {})
+            else:
+                values[f"{section}.{key}"] = value
+    values |= parse_overrides(overrides)
+    if note is not None and is_former(values):
+        given = listed(sorted(FORMER & values.keys()), 4)
+        note(f"{given}: read as they were before policies had tables of their own, [growth.NAME]; see the guide")
+    return build_config(values)
+
+
+def build_config(values: Mapping[str, Any]) -> Config:
+    """A configuration from `section.key` values; what is not named keeps its default."""
+    values, known = translated(values), _known_keys()
+    sections: dict[str, dict[str, Any]] = {entry.name: {} for entry in fields(Config)}
+    tables: dict[str, dict[str, Any]] = {}
+    foreign = {table_name(name) for name in _names(values.get("growth.policies", ())) if is_foreign(name)}
+    for key, value in values.items():
+        section, _, name = key.partition(".")
+        table, _, own = name.partition(".")
+        if section == "growth" and table in foreign and own:
+            tables.setdefault(table, {})[own] = tuple(value) if isinstance(value, list) else value
+        elif section == "growth" and (table in foreign or table in POLICIES) and isinstance(value, dict):
+            tables.setdefault(table, {})
+        elif key not in known:
+            raise InputError(key, value, f"unknown key; did you mean {_nearest(key)}?")
+        elif own:
+            tables.setdefault(table, {})[own] = _convert(key, value, known[key])
+        else:
+            sections[section][name] = _convert(key, value, known[key])
+    if tables:
+        sections["growth"]["tables"] = tables
+    hints = get_type_hints(Config)
+    return Config(**{name: hints[name](**entries) for name, entries in sections.items()})
+
+
+def _names(value: Any) -> list[str]:
+    return [name for name in value if isinstance(name, str)] if isinstance(value, (list, tuple)) else []
+
+
+def parse_overrides(arguments: Sequence[str]) -> dict[str, Any]:
+    """`--section.key value` or `--section.key=value` pairs; values are TOML, or else plain text."""
+    values: dict[str, Any] = {}
+    rest = list(arguments)
+    while rest:
+        argument = rest.pop(0)
+        key, equals, text = argument[2:].partition("=")
+        if not argument.startswith("--") or "." not in key:
+            named = _nearest(key) if argument.startswith("--") else "train.steps"
+            raise InputError("argument", argument, f"expected --section.key value; did you mean --{named}?")
+        if not equals:
+            if not rest:
+                raise InputError(key, None, "needs a value")
+            text = rest.pop(0)
+        values[key] = _parse_text(key, text)
+    return values
+
+
+def override(config: Config, arguments: Sequence[str]) -> Config:
+    """The configuration with `--section.key value` overrides applied."""
+    return build_config({**flatten(config), **parse_overrides(arguments)})
+
+
+def check_resumable(config: Config, changed: Config) -> None:
+    """Refuse a change of anything that the result of a run depends on."""
+    for key in {**known_values(config), **known_values(changed)}:
+        if key not in RESUMABLE and changed[key] != config[key]:
+            raise InputError(
+                key, changed[key],
+                f"the run began with {config[key]!r}; when it is resumed, only {', '.join(RESUMABLE)} can change",
+            )  # fmt: skip
+
+
+def flatten(config: Config) -> dict[str, Any]:
+    """All values as `section.key`, those that are not given left out."""
+    tables = {f"growth.{name}.{key}": v for name, table in config.growth.tables.items() for key, v in table.items()}
+    return {key: value for key, value in {**known_values(config), **tables}.items() if value is not None}
+
+
+def known_values(config: Config) -> dict[str, Any]:
+    """All values as `section.key`; of policies, those of the ones that the run has."""
+    growth = config.growth
+    tables = {f"growth.{table_name(n)}.{key}": v for n in growth.policies for key, v in growth.settings(n).items()}
+    return {key: config[key] for key in _known_keys() if key.count(".") == 1} | tables
+
+
+def _known_keys() -> dict[str, Any]:
+    """Every `section.key` with its type."""
+    keys = {
+        f"{section}.{name}": kind
+        for section, hint in get_type_hints(Config).items()
+        for name, kind in get_type_hints(hint).items()
+        if name != "tables"
+    }
+    return keys | policy_keys()
+
+
+class Setting(NamedTuple):
+    """A key of the configuration as `--help` lists it: what it takes, and its value if it is not given."""
+
+    key: str
+    takes: str
+    default: str
+
+
+def all_settings() -> list[Setting]:
+    """Every setting of a configuration, section by section."""
+    defaults = Config()
+    return [Setting(key, _kind_text(kind), _default_text(defaults[key])) for key, kind in _known_keys().items()]
+
+
+def _kind_text(kind: Any) -> str:
+    """What a setting takes, in a word, or the words that it can be."""
+    if get_origin(kind) in (Union, types.UnionType):
+        return _kind_text(next(k for k in get_args(kind) if k is not type(None)))
+    if get_origin(kind) is tuple:
+        return f"{_kind_text(get_args(kind)[0])},..."
+    if get_origin(kind) is Literal:
+        return "|".join(get_args(kind))
+    return {str: "TEXT", bool: "true|false", int: "INTEGER", float: "NUMBER"}[kind]
+
+
+def _default_text(value: Any) -> str:
+    if value is None or value == ():
+        return "not given"
+    if isinstance(value, tuple):
+        return ",".join(map(str, value))
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _nearest(key: str) -> str:
+    known = list(_known_keys())
+    close = difflib.get_close_matches(key, known, n=1, cutoff=0.0)
+    same_name = [k for k in known if k.split(".")[-1] == key.split(".")[-1]]
+    return (same_name or close)[0]
+
+
+def _parse_text(key: str, text: str) -> Any:
+    kind = _known_keys().get(key)
+    if kind in (str, str | None) or get_origin(kind) is Literal:
+        return text
+    if get_origin(kind) is tuple and not text.startswith("["):
+        text = f"[{text}]" if text else "[]"
+        if get_args(kind)[0] not in (int, float):  # words
+            text = json.dumps([part.strip() for part in text[1:-1].split(",") if part.strip()])
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except (ValueError, RecursionError):  # integers of thousands of digits are a ValueError
+        return text
+
+
+def _convert(key: str, value: Any, kind: Any) -> Any:
+    """The value as the type of its field, or an error that says which type that is."""
+    if get_origin(kind) in (Union, types.UnionType):
+        options = [k for k in get_args(kind) if k is not type(None)]
+        return _convert(key, value, options[0])
+    if get_origin(kind) is tuple:
+        inner = get_args(kind)[0]
+        simple = inner if inner in (int, float) else str
+        allowed = (int, float) if simple is float else (simple,)
+        if isinstance(value, (list, tuple)) and all(type(v) in allowed for v in value):
+            return tuple(_convert(key, entry, inner) for entry in value)
+        raise InputError(key, value, f"must be a list of {simple.__name__}")
+    if get_origin(kind) is Literal:
+        return _check_choice(key, value, kind)
+    if kind is float and type(value) is int:
+        value = float(value) if abs(value) < LARGEST else math.inf
+    if type(value) is not kind:
+        raise InputError(key, value, f"must be of type {kind.__name__}")
+    if kind is int and abs(value) >= LARGEST:
+        raise InputError(key, value, "must be below 2^63")
+    return value
+
+
+def _check_choice(key: str, value: Any, kind: Any) -> Any:
+    """The value, if it is one of the words of a `Literal` type."""
+    if value not in get_args(kind):
+        raise InputError(key, value, f"must be one of {', '.join(get_args(kind))}")
+    return value
+
+
+def _toml_value(value: Any) -> str:
+    if isinstance(value, tuple):
+        return "[" + ", ".join(_toml_value(v) for v in value) + "]"
+    if isinstance(value, float):
+        return repr(value)
+    return json.dumps(value, ensure_ascii=False)  # strings, integers and booleans are written alike in JSON and TOML

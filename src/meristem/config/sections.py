@@ -1,0 +1,133 @@
+"""The sections of a configuration but that of growth: frozen dataclasses with their defaults."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+from typing import Any
+
+from meristem.choices import Attention, ClassWeights, OnDivergence, Pooling, Schedule, TrackerName
+from meristem.errors import InputError
+from meristem.plan import Plan
+from meristem.schedules import PREFERRED_DIMS
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Shape of the model: a schedule, an explicit list of head counts, or a plan file."""
+
+    layers: int = 12
+    width: int = 768
+    heads: int = 12
+    schedule: Schedule = "prism"
+    head_list: tuple[int, ...] = ()  # explicit head counts, instead of a schedule
+    dims: tuple[int, ...] = PREFERRED_DIMS
+    shuffle_seed: int = 0
+    kv_group: int = 1
+    context: int = 1024
+    feed_forward: int | None = None  # 8/3 of the width if not given
+    head_dim: int | None = None  # width / heads if not given; for the uniform schedule and lists
+    pooling: Pooling = "mean"  # what a classifier's answer is read from: all tokens, or the first
+    plan: str | None = None  # a plan file, instead of all of the above
+
+    def build(self, vocabulary: int, classes: int | None = None, longest: int | None = None) -> Plan:
+        """The plan for a vocabulary, and, of a classifier, for so many classes of rows up to a length."""
+        if self.plan is not None:
+            plan = Plan.load(self.plan)
+            if plan.vocabulary < vocabulary:
+                raise InputError("model.plan", plan.vocabulary, f"vocabulary is smaller than the data's {vocabulary}")
+            if plan.classes != classes:
+                raise InputError("model.plan", plan.classes, f"classes must be those of the data, {classes}")
+            return plan
+        shape: dict[str, Any] = {
+            "vocabulary": vocabulary, "context": min(self.context, longest or self.context),
+            "feed_forward": self.feed_forward, "kv_group": self.kv_group, "head_dim": self.head_dim,
+            "classes": classes, "pooling": self.pooling,
+        }  # fmt: skip
+        try:
+            if self.head_list:
+                return Plan.from_heads(self.head_list, width=self.width, **shape)
+            return Plan.scheduled(
+                self.schedule, layers=self.layers, width=self.width, heads=self.heads, dims=self.dims,
+                seed=self.shuffle_seed, **shape,
+            )  # fmt: skip
+        except InputError as error:
+            if error.field in {field.name for field in fields(self)}:
+                raise InputError(f"model.{error.field}", error.value, error.expected) from None
+            raise
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """A folder made by `meristem data prepare` or `prepare-labelled`, and the order of its windows or rows."""
+
+    path: str = "data"
+    seed: int = 0
+    class_weights: ClassWeights = "none"  # of a classifier's loss; balanced: classes count alike, whatever their rows
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """Length and batch of the run, and where it runs."""
+
+    steps: int = 1000
+    batch_size: int = 32  # sequences per update, over all processes
+    micro_batch: int | None = None  # sequences per forward pass and process; all at once if not given
+    seed: int = 0  # initial weights
+    device: str = "auto"
+    compile: bool | None = None  # on a GPU if not given
+    attention: Attention = "auto"
+    max_skipped: int = 10  # updates with non-finite loss or gradient in a row that are taken for divergence
+    on_divergence: OnDivergence = "stop"  # or rewind: go back to the last good checkpoint and pass over these batches
+    max_rewinds: int = 3  # times that is done before the run stops
+
+
+@dataclass(frozen=True)
+class OptimizerConfig:
+    """AdamW with linear warm-up and cosine decay."""
+
+    lr: float = 6e-4
+    warmup: float = 0.025  # fraction of the run
+    final: float = 0.1  # last learning rate, as a fraction of lr
+    beta1: float = 0.9
+    beta2: float = 0.95
+    eps: float = 1e-8
+    weight_decay: float = 0.1  # on matrices only
+    clip: float = 1.0  # gradient norm; 0 turns clipping off
+
+    def __post_init__(self) -> None:
+        for name in ("warmup", "final", "beta1", "beta2"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise InputError(f"optimizer.{name}", getattr(self, name), "must be from 0 to 1")
+        for name in ("beta1", "beta2"):
+            if getattr(self, name) == 1:
+                raise InputError(f"optimizer.{name}", 1.0, "must be below 1, or nothing is ever learned")
+        for name in ("lr", "eps", "weight_decay", "clip"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise InputError(f"optimizer.{name}", getattr(self, name), "must be 0 or above, and finite")
+
+
+@dataclass(frozen=True)
+class EvalConfig:
+    """What is measured during the run, on held-out windows or rows that never change."""
+
+    every: int = 100  # steps; 0 evaluates at the end only
+    windows: int = 64
+    rows: int = 0  # of a classifier; 0 is all
+    batch: int = 16
+
+
+@dataclass(frozen=True)
+class CheckpointConfig:
+    """How often the state is saved, and how many of the newest are kept."""
+
+    every: int = 500  # steps; 0 saves at the end only
+    keep: int = 2
+
+
+@dataclass(frozen=True)
+class LogConfig:
+    """How often metrics are written; trackers besides metrics.jsonl: tensorboard, trackio, wandb."""
+
+    every: int = 10
+    trackers: tuple[TrackerName, ...] = ()
