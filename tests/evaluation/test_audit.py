@@ -13,6 +13,9 @@ from typing import Any
 
 import pytest
 import torch
+from meristem.growth.heads import head_of
+from meristem.growth.measuring import head_moments, heads_read
+from meristem.growth.surgery import Model, remove_head
 from scipy import stats
 from torch import Tensor
 
@@ -26,10 +29,7 @@ from meristem.evaluation.audit_model import audit_model, sequence_losses
 from meristem.evaluation.audit_run import AUDIT_FILE, audit_run
 from meristem.evaluation.audit_text import audit_text, verdict
 from meristem.growth.edits import RemoveHead
-from meristem.growth.heads import head_of
-from meristem.growth.measuring import head_moments, heads_read
 from meristem.growth.policies.incrt import Incrt, IncrtState, LayerDemand, RelativeDemand
-from meristem.growth.surgery import Model, remove_head
 from meristem.model import Classifier, Decoder
 from meristem.plan import LayerPlan, Loop, Plan
 from meristem.runs.folder import RunFolder

@@ -11,16 +11,16 @@ from typing import Any
 
 import pytest
 import torch
+from meristem.growth.criteria import Demand, Policy, Seen
+from meristem.growth.head_growth import HeadGrowth
+from meristem.growth.measuring import Batches, look
+from meristem.growth.outcome import Growth
 from torch import Tensor
 
 from meristem.errors import InputError
 from meristem.gauges.demand import DemandGauge, DemandReading
 from meristem.gauges.energy import EnergyGauge, EnergyReading
 from meristem.growth import Incrt, Pruning, Published, RandomBirths
-from meristem.growth.criteria import Demand, Policy, Seen
-from meristem.growth.head_growth import HeadGrowth
-from meristem.growth.measuring import Batches, look
-from meristem.growth.outcome import Growth
 from meristem.model import Decoder
 from meristem.plan import LayerPlan, Loop, Plan
 from meristem.synthetic import KnownTask, Student

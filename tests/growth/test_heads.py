@@ -11,12 +11,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from meristem.growth.heads import Head, fewest_heads, head_of, newborn_head
+from meristem.growth.surgery import FIRST_MOMENTS, SECOND_MOMENTS, add_head, remove_head
 from torch import Tensor
 
 from meristem import Decoder, InputError, LayerPlan, Plan, parameter_groups
 from meristem.growth.edits import AddHead, RemoveHead
-from meristem.growth.heads import Head, fewest_heads, head_of, newborn_head
-from meristem.growth.surgery import FIRST_MOMENTS, SECOND_MOMENTS, add_head, remove_head
 from meristem.plan import Loop
 
 WIDTH, DIM, VOCABULARY, CONTEXT = 24, 6, 41, 12

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from meristem.growth.heads import empty_head
+from meristem.growth.surgery import add_head
 from torch import Tensor
 
 from meristem.growth.edits import AddHead
-from meristem.growth.heads import empty_head
-from meristem.growth.surgery import add_head
 from meristem.model.block import Pass
 from meristem.synthetic import KnownTask, Student
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -10,7 +13,7 @@ from meristem.config import Config, GrowthConfig, in_growth
 from meristem.errors import InputError, RunError
 from meristem.growth import BlockLoop, Grower, Incrt, Published, RandomBirths, Sgt
 from meristem.growth.births import check_growable
-from meristem.growth.policies.block_loop import steady_layers
+from meristem.growth.policies.sgt import ENDLESS, SgtState
 from meristem.model import Transformer
 from meristem.plan import Loop, Plan
 from meristem.runs.entries import sound_loop_growth, sound_observations
@@ -110,6 +113,16 @@ def _layers(source: Path, plan: Plan, entropies: list[list[float]] | None, polic
     if not layers:
         raise RunError(f"{source}: has nothing to take after: no loops, and no entropies that point to a layer")
     return layers
+
+
+def steady_layers(entropies: Sequence[Sequence[float]], rule: Sgt) -> tuple[int, ...]:
+    """The layers that `rule` selects, in its order, when the entropies never change."""
+    if not all(math.isfinite(value) for layer in entropies for value in layer):
+        raise InputError("entropies", entropies, "must be finite")
+    rule, state = replace(rule, total_steps=ENDLESS, start=1, window=1), SgtState()  # however short the run
+    while (due := rule.next_decision(state)) is not None:
+        state = rule.judge(state, due, entropies).state
+    return tuple(grown.layer for grown in state.grown)
 
 
 def _structure(source: Path) -> tuple[Plan, list[list[float]] | None]:
