@@ -397,14 +397,14 @@ class Config:
         """The policies of the run, in their order; those whose structure is there from the start are not among them."""
         growth, steps = self.growth, self.train.steps
         policies: list[Policy] = []
+        if growth.observe:  # first, so that what is recorded is what the others decide from
+            every = growth.observe_every or max(1, steps // 100)
+            probing: dict[str, Any] = {"probe": growth.probe, "rows": growth.rows, "sequences": growth.sequences}
+            policies.append(Observe(every, **probing))
         if growth.policy == "incrt":
             policies += self.incrt.policies(steps)
         elif growth.policy == "sgt" and not growth.is_static:
             policies.append(growth.sgt(steps))
-        if growth.observe:
-            every = growth.observe_every or max(1, steps // 100)
-            probing: dict[str, Any] = {"probe": growth.probe, "rows": growth.rows, "sequences": growth.sequences}
-            policies.append(Observe(every, **probing))
         return policies
 
     def __getitem__(self, key: str) -> Any:

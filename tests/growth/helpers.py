@@ -175,8 +175,8 @@ def scripted(
     monkeypatch: pytest.MonkeyPatch, model: Decoder, policy: Sgt | None, trace: Trace, observe_every: int = 0
 ) -> tuple[Grower, Script]:
     """A grower that is told entropies instead of measuring them."""
-    policies: list[Policy] = [] if policy is None else [policy]
-    policies += [Observe(observe_every)] if observe_every else []
+    policies: list[Policy] = [Observe(observe_every)] if observe_every else []
+    policies += [] if policy is None else [policy]
     script = Script(trace, made := Grower(model, None, policies))
     monkeypatch.setattr(entropy_module, "read_heads", script.read)
     return made, script

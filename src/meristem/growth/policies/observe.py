@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from meristem.errors import InputError
-from meristem.gauges.entropy import EntropyGauge, EntropyReading
+from meristem.gauges.entropy import EntropyGauge, EntropyReading, check_causal
 from meristem.growth.policy import Decision, Policy, Readings
 from meristem.plan import Plan
 
 
 @dataclass(frozen=True)
 class Observe(Policy):
-    """Records every head's entropy, and every loop's strength and size."""
+    """Records every head's entropy, and every loop's strength and size; put first, what others decide from."""
 
     name: ClassVar[str] = "observe"
 
@@ -31,6 +31,9 @@ class Observe(Policy):
     def gauge(self) -> EntropyGauge:
         """What is recorded."""
         return EntropyGauge(self.rows, self.probe, self.sequences)
+
+    def check(self, plan: Plan) -> None:
+        check_causal(plan)
 
     def needs(self, state: Any, step: int, plan: Plan) -> tuple[EntropyGauge, ...] | None:
         return (self.gauge,) if step % self.every == 0 else None
