@@ -13,9 +13,6 @@ from typing import Any
 
 import pytest
 import torch
-from meristem.growth.heads import head_of
-from meristem.growth.measuring import head_moments, heads_read
-from meristem.growth.surgery import Model, remove_head
 from scipy import stats
 from torch import Tensor
 
@@ -28,9 +25,15 @@ from meristem.evaluation.audit import Audit, AuditSettings, Gain, HeadFinding, L
 from meristem.evaluation.audit_model import audit_model, sequence_losses
 from meristem.evaluation.audit_run import AUDIT_FILE, audit_run
 from meristem.evaluation.audit_text import audit_text, verdict
+from meristem.gauges.probe import heads_read
+from meristem.gauges.redundancy import head_moments
+from meristem.growth.apply import apply_edit
+from meristem.growth.births import RelativeDemand
 from meristem.growth.edits import RemoveHead
-from meristem.growth.policies.incrt import Incrt, IncrtState, LayerDemand, RelativeDemand
+from meristem.growth.head_surgery import head_of
+from meristem.growth.policies.incrt import Incrt, IncrtState, LayerDemand
 from meristem.model import Classifier, Decoder
+from meristem.model.growable import Growable
 from meristem.plan import LayerPlan, Loop, Plan
 from meristem.runs.folder import RunFolder
 from meristem.synthetic.known_tasks import SHARPNESS, KnownTask
@@ -347,9 +350,9 @@ def test_heads_are_left_out_as_they_say() -> None:
 
 
 def test_nothing_but_the_new_head_is_trained(monkeypatch: pytest.MonkeyPatch) -> None:
-    measured: list[Model] = []
+    measured: list[Growable] = []
 
-    def noted(model: Model, batches: Sequence[tuple[Tensor, Tensor]]) -> list[float]:
+    def noted(model: Growable, batches: Sequence[tuple[Tensor, Tensor]]) -> list[float]:
         measured.append(model)
         return sequence_losses(model, batches)
 
@@ -366,7 +369,7 @@ def test_nothing_but_the_new_head_is_trained(monkeypatch: pytest.MonkeyPatch) ->
         newborn = part.stack[layer].attention
         weights = (newborn.qkv.weight.detach(), newborn.out.weight.detach())
         assert bool(head_of(newborn.layer, *weights, 2).out.all())
-        remove_head(part, None, RemoveHead(layer, 2))
+        apply_edit(part, None, RemoveHead(layer, 2))
         torch.testing.assert_close(part.state_dict(), model.state_dict(), rtol=0, atol=0)
 
 

@@ -219,8 +219,9 @@ def test_readings_are_means_over_rows_and_sums_over_sequences(gauge: EntropyGaug
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"rows": 0}, r"rows = 0: must be at least 1"),
-        ({"rows": -3}, r"rows = -3: must be at least 1"),
+        ({"rows": 0}, r"rows = 0: must be an integer of at least 1"),
+        ({"rows": -3}, r"rows = -3: must be an integer of at least 1"),
+        ({"sequences": 0}, r"sequences = 0: must be an integer of at least 1"),
         ({"form": "flash"}, r"form = 'flash': must be one of rows, fused"),
     ],
 )

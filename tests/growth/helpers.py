@@ -11,8 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from meristem.gauges import entropy as entropy_module
 from meristem.gauges.entropy import EntropyGauge, HeadReadings
-from meristem.growth import Grower, Sgt, SgtState, grower
+from meristem.growth import Grower, Observe, Policy, Sgt, SgtState
 from meristem.model import Decoder
 from meristem.plan import Plan
 
@@ -92,7 +93,7 @@ def decisions(policy: Sgt, trace: Trace) -> list[tuple[Action, SgtState]]:
     state, taken = SgtState(), []
     for done in range(1, policy.total_steps + 1):
         if policy.decides(state, done):
-            decision = policy.decide(state, done, trace(done))
+            decision = policy.judge(state, done, trace(done))
             state = decision.state
             taken.append((Action(done, decision.action, decision.layer), state))
     return taken
@@ -174,8 +175,10 @@ def scripted(
     monkeypatch: pytest.MonkeyPatch, model: Decoder, policy: Sgt | None, trace: Trace, observe_every: int = 0
 ) -> tuple[Grower, Script]:
     """A grower that is told entropies instead of measuring them."""
-    script = Script(trace, made := Grower(model, None, policy, observe_every=observe_every))
-    monkeypatch.setattr(grower, "read_heads", script.read)
+    policies: list[Policy] = [Observe(observe_every)] if observe_every else []
+    policies += [] if policy is None else [policy]
+    script = Script(trace, made := Grower(model, None, policies))
+    monkeypatch.setattr(entropy_module, "read_heads", script.read)
     return made, script
 
 

@@ -20,8 +20,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from growth.helpers import FOUR, spread, tiny_plan, tokens_of
 from meristem import ranks
 from meristem.errors import RunError
+from meristem.gauges import entropy as entropy_module
 from meristem.gauges.entropy import EntropyGauge, HeadReadings
-from meristem.growth import Grower, LoopHeads, Sgt, grower
+from meristem.growth import Grower, LoopHeads, Observe, Sgt
 from meristem.model import Decoder
 
 BATCH = 16
@@ -52,13 +53,13 @@ def looped_model() -> Decoder:
     return Decoder(LoopHeads(2, (0, 3), 2).apply(tiny_plan(FOUR)))
 
 
-def observed(rank: int) -> dict[str, Any]:
+def observed(rank: int, sequences: int = 8) -> dict[str, Any]:
     """Entropies and updates of a batch of which each process has a half."""
     model = looped_model()
     half = tokens_of(model.plan, 0, BATCH).chunk(2)[rank]
-    observation = Grower(model, observe_every=1).step(half).observation
+    observation = Grower(model, None, [Observe(1, sequences=sequences)]).step(half).observation
     assert observation is not None
-    return observation
+    return dict(observation)
 
 
 def grown(rank: int) -> dict[str, Any]:
@@ -70,14 +71,15 @@ def grown(rank: int) -> dict[str, Any]:
         entropy = torch.tensor(spread({3: 0.9} if rank == 0 else {1: 0.8}, FOUR)).flatten()
         return HeadReadings(entropy * len(tokens), {})
 
-    with patch.object(grower, "read_heads", read):
-        (event,) = Grower(model, None, policy).step(tokens_of(model.plan, 0)).events
-    return {"layer": event["layer"], "layer_entropy": event["layer_entropy"], "plan": model.plan.digest}
+    with patch.object(entropy_module, "read_heads", read):
+        (event,) = Grower(model, None, [policy]).step(tokens_of(model.plan, 0)).events
+    facts = event.to_dict()
+    return {"layer": facts["layer"], "layer_entropy": facts["layer_entropy"], "plan": model.plan.digest}
 
 
 def disagreeing(rank: int) -> str | None:
     """The same without averages and without the first process's word."""
-    with patch.multiple(grower, sum_over_ranks=lambda values: values, from_first_rank=lambda value: value):
+    with patch.multiple(entropy_module, sum_over_ranks=lambda values: values, from_first_rank=lambda value: value):
         return error_of(lambda: grown(rank))
 
 
@@ -85,9 +87,7 @@ def findings(store: str, rank: int) -> dict[str, Any]:
     patience = timedelta(seconds=30)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2, timeout=patience)
     found: dict[str, Any] = {"agreements": agreements(rank), "observed": observed(rank), "grown": grown(rank)}
-    with patch.object(grower, "PROBED_SEQUENCES", 1):
-        found |= {"first sequence": observed(rank)}
-    found |= {"disagreement": disagreeing(rank)}
+    found |= {"first sequence": observed(rank, sequences=1), "disagreement": disagreeing(rank)}
     dist.barrier()
     dist.destroy_process_group()
     return found

@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from meristem.errors import InputError, RunError
-from meristem.growth import Grower, Incrt, Sgt
+from meristem.growth import Grower, Incrt, Observe, Sgt
 from meristem.integrations import GrowthCallback
 from meristem.model import Decoder
 from meristem.plan import Plan
@@ -49,7 +49,7 @@ def make_trainer(out: Path, *others: TrainerCallback, **arguments: Any) -> tuple
         "save_strategy": "no", "report_to": "none", "disable_tqdm": True, "use_cpu": True,
         "label_names": ["targets"], **arguments,
     }  # fmt: skip
-    callback = GrowthCallback(Grower(Decoder(PLAN, seed=0), policy=POLICY, observe_every=8))
+    callback = GrowthCallback(Grower(Decoder(PLAN, seed=0), None, [Observe(8), POLICY]))
     trainer = Trainer(
         callback.grower.model,
         TrainingArguments(str(out), **settings),
@@ -63,7 +63,7 @@ def make_trainer(out: Path, *others: TrainerCallback, **arguments: Any) -> tuple
 def plain_loop() -> tuple[Grower, list[dict[str, Any]]]:
     model = Decoder(PLAN, seed=0)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.0)
-    grower = Grower(model, optimizer, POLICY, observe_every=8)
+    grower = Grower(model, optimizer, [Observe(8), POLICY])
     items, events = make_items(), []
     for step in range(STEPS):
         tokens, targets = (
@@ -74,14 +74,19 @@ def plain_loop() -> tuple[Grower, list[dict[str, Any]]]:
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-        events += [{"step": step + 1, **event} for event in grower.step(tokens).events]
+        events += [event.to_dict() for event in grower.step(tokens).events]
     return grower, events
+
+
+def decoder(grower: Grower) -> Decoder:
+    assert isinstance(grower.model, Decoder)
+    return grower.model
 
 
 def assert_equal_growers(one: Grower, other: Grower) -> None:
     assert one.state_dict() == other.state_dict()
     assert one.model.plan == other.model.plan
-    weights, twins = one.model.state_dict(), other.model.state_dict()
+    weights, twins = decoder(one).state_dict(), decoder(other).state_dict()
     assert list(weights) == list(twins)
     for name, weight in weights.items():
         assert torch.equal(weight, twins[name]), name
@@ -111,7 +116,7 @@ def test_a_trainer_grows_like_a_plain_loop(whole: tuple[Trainer, GrowthCallback]
 
 
 def test_nothing_is_left_on_the_model(whole: tuple[Trainer, GrowthCallback]) -> None:
-    assert not whole[1].grower.model._forward_pre_hooks
+    assert not decoder(whole[1].grower)._forward_pre_hooks
 
 
 @pytest.mark.parametrize("step", [3, 4, 11])  # before any growth, at a birth, in a ramp and between two probes
@@ -154,5 +159,5 @@ def test_without_transformers_the_extra_is_named() -> None:
 
 def test_heads_that_come_and_go_are_refused() -> None:
     model = Decoder(Plan.uniform(layers=2, width=16, heads=2, vocabulary=64, context=8, feed_forward=16))
-    with pytest.raises(InputError, match="policy = 'Incrt': exchanges parameters"):
-        GrowthCallback(Grower(model, policy=Incrt()))
+    with pytest.raises(InputError, match="policy = 'incrt': may exchange parameters"):
+        GrowthCallback(Grower(model, None, [Incrt()]))

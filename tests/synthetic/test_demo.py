@@ -13,7 +13,7 @@ import torch
 from rich.console import Console
 
 from commands import Call
-from meristem.growth import Incrt, Published
+from meristem.growth import Incrt, Prune, Published
 from meristem.report.head_history import HeadHistory
 from meristem.synthetic import Found
 from meristem.synthetic.demo import Demo, verdict
@@ -48,7 +48,7 @@ def test_a_short_demo(tmp_path: Path, call: Call) -> None:
         "step": 0, "event": "start", "demo": "incrt", "task": "teacher", "heads": 2, "criterion": "demand", "seed": 0,
         "steps": 60,
     }  # fmt: skip
-    assert (measured["step"], measured["event"], measured["heads"]) == (50, "demand", [1])
+    assert (measured["step"], measured["event"], measured["heads"]) == (50, "measured", [1])
     assert (end["step"], end["event"], end["heads"]) == (60, "finished", 1)
     assert_labels_are_inside_and_apart(parsed((out / "growth.svg").read_text(encoding="utf-8")))
 
@@ -121,9 +121,9 @@ def test_help(call: Call) -> None:
 
 
 def test_what_is_run() -> None:
-    assert Demo().policy == Incrt(seed=0)
-    assert Demo(seed=3).policy.seed == 3
-    assert Demo(criterion="published").policy == Published(max_heads=33)
+    assert Demo().policies == [Incrt(seed=0), Prune()]
+    assert Demo(seed=3).policies == [Incrt(seed=3), Prune()]
+    assert Demo(criterion="published").policies == [Published(max_heads=33)]
     assert [Demo(heads=heads).updates for heads in (1, 6, 7, 8)] == [3000, 3000, 4000, 4000]
     assert Demo(task="bag", heads=8).updates == 3000
     assert Demo(heads=8, steps=50).updates == 50

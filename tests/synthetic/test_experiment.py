@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from meristem.growth import Incrt, Published
+from meristem.growth import Incrt, Prune, Published
 from meristem.synthetic import Found, KnownTask, grow
 from meristem.synthetic.experiment import DECAY
 
@@ -23,7 +23,7 @@ def one_thread() -> Any:
 
 
 def grown(task: KnownTask, **options: Any) -> Found:
-    return grow(task, Incrt(seed=task.seed), seed=task.seed, **options)
+    return grow(task, [Incrt(seed=task.seed), Prune()], seed=task.seed, **options)
 
 
 def changes(outcome: Found, action: str) -> list[dict[str, Any]]:
@@ -38,7 +38,7 @@ def assert_found(outcome: Found) -> None:
     assert outcome.heads in (answer, answer + 1)
     assert outcome.loss < 0.01
     assert all(event["demand"][0] > event["threshold"][0] for event in changes(outcome, "birth"))
-    last = outcome.events[-1]
+    *_, last = (event for event in outcome.events if event["policy"] == "incrt")
     assert last["demand"][0] < last["threshold"][0]  # sufficient: nothing above the threshold is left
 
 
@@ -97,14 +97,14 @@ def test_incrt_oracle_21_heads_that_are_too_many_leave() -> None:
 
 
 def test_without_a_policy_the_heads_stay() -> None:
-    outcome = grow(KnownTask(heads=2), None, steps=20, heads=3)
+    outcome = grow(KnownTask(heads=2), [], steps=20, heads=3)
     assert (outcome.heads, outcome.events) == (3, [])
 
 
 def test_reports_follow_every_update() -> None:
     told: list[tuple[int, float, int, int]] = []
     outcome = grow(
-        KnownTask(heads=2), Incrt(decide_every=10, calibration=5), steps=30,
+        KnownTask(heads=2), [Incrt(decide_every=10, calibration=5)], steps=30,
         report=lambda step, loss, heads, events: told.append((step, loss, heads, len(events))),
     )  # fmt: skip
     assert [step for step, *_ in told] == list(range(1, 31))
@@ -113,14 +113,14 @@ def test_reports_follow_every_update() -> None:
 
 
 def test_runs_are_reproducible() -> None:
-    first, again, other = (grow(KnownTask(), Incrt(seed=1), steps=30, seed=seed).loss for seed in (1, 1, 2))
+    first, again, other = (grow(KnownTask(), [Incrt(seed=1)], steps=30, seed=seed).loss for seed in (1, 1, 2))
     assert first == again
     assert first != other
 
 
 def test_births_end_when_the_learning_rate_falls() -> None:
     """Also those of the published rule, which would go on."""
-    outcome = grow(KnownTask(), Published(share=1e-3), steps=300)
+    outcome = grow(KnownTask(), [Published(share=1e-3)], steps=300)
     born = [event["step"] for event in changes(outcome, "birth")]
     assert born
     assert max(born) <= 210

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from meristem.growth.heads import empty_head
-from meristem.growth.surgery import add_head
 from torch import Tensor
 
+from meristem.growth.apply import apply_edit
 from meristem.growth.edits import AddHead
+from meristem.growth.head_surgery import empty_head
 from meristem.model.block import Pass
 from meristem.synthetic import KnownTask, Student
 
@@ -72,6 +72,6 @@ def test_a_birth_changes_nothing_yet() -> None:
     before = student(tokens)
     attention = student.stack[0].attention
     blank = empty_head(attention.layer, attention.qkv.weight.detach(), attention.out.weight.detach())
-    add_head(student, None, AddHead(0, blank))
+    apply_edit(student, None, AddHead(0, blank))
     assert student.plan.heads == (3,)
     torch.testing.assert_close(student(tokens), before, rtol=1e-6, atol=1e-6)

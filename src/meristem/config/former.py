@@ -53,7 +53,7 @@ def translated(values: Mapping[str, Any]) -> dict[str, Any]:
     if "observe_every" in growth:
         new["growth.observe.every"] = growth["observe_every"]
     if growth.get("observe", False):
-        names = [*names, "observe"]
+        names = ["observe", *names]  # it measures before the others change anything
         new |= {f"growth.observe.{key}": growth[key] for key in ("probe", "rows") if key in growth}
     if "policy" in growth or "observe" in growth:  # a whole section: what belongs to others had no effect
         new = {key: value for key, value in new.items() if key.split(".")[1] in names}

@@ -23,6 +23,7 @@ from meristem.model.attention import Attention
 from meristem.model.block import Pass
 from meristem.model.growable import Growable
 from meristem.model.operators import accum_dtype
+from meristem.plan import Plan
 from meristem.ranks import from_first_rank, mean_over_ranks, some_of, sum_over_ranks
 from meristem.records import finite
 
@@ -130,6 +131,12 @@ class EntropyInstrument(Instrument):
             update = tuple(updates[layer, number] for number in range(1, loop.passes + 1))
             readings.append(LoopReading(layer, loop.heads, loop.passes, strengths, update))
         return tuple(readings)
+
+
+def check_causal(plan: Plan) -> None:
+    """Refuse the plan of a model whose heads have no such entropy."""
+    if plan.classes is not None:
+        raise InputError("model", "Classifier", "must be a Decoder: this is the entropy of causal attention")
 
 
 def as_decoder(model: Growable) -> Decoder:

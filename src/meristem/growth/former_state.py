@@ -8,7 +8,9 @@ from typing import Any
 from torch import Tensor
 
 from meristem.errors import InputError
+from meristem.growth.policies.sgt import Sgt
 from meristem.growth.policy import Policy
+from meristem.plan import Plan
 
 
 def incrt_state(data: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -20,8 +22,10 @@ def incrt_state(data: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**data["heads"]["criterion"]["state"], "grown": [[age["grown"] for age in layer] for layer in ages]}
 
 
-def former(data: Mapping[str, Any], tensors: Mapping[str, Tensor], policies: Mapping[str, Policy]) -> dict[str, Any]:
-    """A state that knew loops and heads by name, for these policies."""
+def former(
+    data: Mapping[str, Any], tensors: Mapping[str, Tensor], policies: Mapping[str, Policy], plan: Plan
+) -> dict[str, Any]:
+    """A state that knew loops and heads by name, for these policies and a model of this plan."""
     for name in ("done", "policy", "average"):
         if data.get(name) is None:
             raise InputError(f"state.{name}", None, "is missing: this is no state of a grower like this one")
@@ -51,9 +55,24 @@ def former(data: Mapping[str, Any], tensors: Mapping[str, Tensor], policies: Map
     return {
         "version": 1,
         "done": data["done"],
+        "plan": _plan(data, plan, policies).to_dict(),
         "policies": {name: entries[name] for name in policies if name in entries},
         "gauges": gauges,
     }
+
+
+def _plan(data: Mapping[str, Any], plan: Plan, policies: Mapping[str, Policy]) -> Plan:
+    """The plan that a state belongs to: its loops followed from it, and of heads it knew how many there were."""
+    if data.get("heads") is not None:
+        heads = tuple(len(layer) for layer in data["heads"]["ages"]["heads"])
+        if plan.heads != heads:
+            raise InputError("model.plan.heads", plan.heads, f"must be {heads}, as in the state")
+    sgt = policies.get("sgt")
+    if isinstance(sgt, Sgt):
+        plan = plan.bare
+        for edit in sgt.edits(plan, sgt.load(_sgt(data)["state"]), data["done"]):
+            plan = edit.apply(plan)
+    return plan
 
 
 def _sgt(data: Mapping[str, Any]) -> dict[str, Any]:

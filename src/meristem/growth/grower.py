@@ -18,7 +18,7 @@ from torch import Tensor
 from meristem.errors import InputError
 from meristem.gauges.gauge import Gauge, Instrument
 from meristem.gauges.probe import Fresh, Probe
-from meristem.growth.apply import apply_edit, check_held
+from meristem.growth.apply import adopt, apply_edit, check_held, tensors_of
 from meristem.growth.events import Event, GrowthEvent, Measurement
 from meristem.growth.former_state import former
 from meristem.growth.policy import Change, Decision, Policy
@@ -184,14 +184,18 @@ class Grower:
             for name, policy in self.policies.items()
         }
         gauges = {repr(gauge): instrument.state() for gauge, instrument in self.instruments.items()}
-        return {"version": VERSION, "done": self.done, "policies": policies, "gauges": gauges}
+        plan = self.model.plan.to_dict()
+        return {"version": VERSION, "done": self.done, "plan": plan, "policies": policies, "gauges": gauges}
 
     def load_state_dict(self, data: Mapping[str, Any], tensors: Mapping[str, Tensor] | None = None) -> None:
-        """Go on from a state, with a model that has the structure that belongs to it."""
-        tree = joined(former(data, tensors or {}, self.policies) if "version" not in data else data, tensors or {})
-        for name in ("version", "done", "policies", "gauges"):
+        """Go on from a state. The model is given the loops that belong to it; it must have the heads already."""
+        known = data if "version" in data else former(data, tensors or {}, self.policies, self.model.plan)
+        tree = joined(known, tensors or {})
+        for name in ("version", "done", "plan", "policies", "gauges"):
             if tree.get(name) is None:
                 raise InputError(f"state.{name}", None, "is missing: this is no state of a grower")
+        if tree["version"] != VERSION:
+            raise InputError("state.version", tree["version"], f"must be {VERSION}")
         if tree["policies"].keys() != self.policies.keys():
             raise InputError("policies", list(self.policies), f"must be {list(tree['policies'])}, as in the state")
         states = {}
@@ -199,11 +203,19 @@ class Grower:
             saved = tree["policies"][name]
             _check_settings(name, policy.settings, saved["settings"])
             states[name] = policy.load(saved["state"])
-        self.states, self.done = states, tree["done"]
-        for gauge, instrument in self.instruments.items():
+        for gauge in self.instruments:
             if repr(gauge) not in tree["gauges"]:
                 raise InputError("state.gauges", list(tree["gauges"]), f"must have {gauge!r}")
+        self._take(Plan.from_dict(tree["plan"]))
+        self.states, self.done = states, tree["done"]
+        for gauge, instrument in self.instruments.items():
             instrument.load(tree["gauges"][repr(gauge)])
+
+    def _take(self, plan: Plan) -> None:
+        """Give the model the plan of a state, whose weights it must have."""
+        if self.model.plan.heads != plan.heads:
+            raise InputError("model.plan.heads", self.model.plan.heads, f"must be {plan.heads}, as in the state")
+        adopt(self.model, self.optimizer, plan, tensors_of(self.model), {}, Moves.none(len(plan.layers)))
 
 
 class _Step:
@@ -255,6 +267,6 @@ def _check_optimizer(model: Growable, optimizer: torch.optim.Optimizer | None) -
 def _check_settings(name: str, mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> None:
     """Refuse to go on from a state that a policy with other settings left."""
     mine = json.loads(json.dumps(mine))
-    for key in mine.keys() & theirs.keys():
-        if mine[key] != theirs[key]:
-            raise InputError(f"{name}.{key}", mine[key], f"must be {theirs[key]!r}, as in the state")
+    for key, value in mine.items():
+        if key in theirs and value != theirs[key]:
+            raise InputError(f"{name}.{key}", value, f"must be {theirs[key]!r}, as in the state")

@@ -13,23 +13,29 @@ from hypothesis import strategies as st
 
 from meristem import InputError
 from meristem.gauges.demand import DemandReading
-from meristem.growth.policies.incrt import DemandDecision, Incrt, IncrtState
+from meristem.growth.policies.incrt import DemandJudgement, Incrt, IncrtState
+from meristem.plan import Plan
 
 SEEN = 100  # feeds; enough
 STRONG, WEAK, UNSURE = (DemandReading(*reading, SEEN) for reading in ((9.0, 1.0), (9.0, 0.02), (3.0, 1.0)))
 
 
-def run(policy: Incrt, *layers: DemandReading, until: int, losses: float = 1.0) -> list[tuple[int, DemandDecision]]:
+def begun(policy: Incrt, layers: int) -> IncrtState:
+    """The state at the start, of a model with so many layers."""
+    return policy.begin(Plan.from_heads([1] * layers, width=16))
+
+
+def run(policy: Incrt, *layers: DemandReading, until: int, losses: float = 1.0) -> list[tuple[int, DemandJudgement]]:
     """Decisions with readings that never change."""
-    state, decisions = policy.calibrated(policy.start(len(layers)), [STRONG] * len(layers)), []
+    state, decisions = policy.calibrated(begun(policy, len(layers)), [STRONG] * len(layers)), []
     for done in range(policy.decide_every, until + 1, policy.decide_every):
-        decision = policy.decide(state, done, layers, losses)
+        decision = policy.judge(state, done, layers, losses)
         state = decision.state
         decisions.append((done, decision))
     return decisions
 
 
-def births(decisions: list[tuple[int, DemandDecision]]) -> list[tuple[int, int]]:
+def births(decisions: list[tuple[int, DemandJudgement]]) -> list[tuple[int, int]]:
     return [(done, decision.layer) for done, decision in decisions if decision.layer is not None]
 
 
@@ -40,12 +46,12 @@ def test_births_come_one_per_cool_down_where_the_demand_is_largest() -> None:
 
 def decided(
     policy: Incrt, at_first: list[float], slopes: list[float], full: frozenset[int] = frozenset()
-) -> DemandDecision:
+) -> DemandJudgement:
     """The decision after layers that asked for so much at first have asked for this long enough."""
     first, now = ([DemandReading(9.0, slope, SEEN) for slope in each] for each in (at_first, slopes))
-    state = policy.calibrated(policy.start(len(first)), first)
-    state = policy.decide(state, 300, now, 1.0, full).state
-    return policy.decide(state, 500, now, 1.0, full)
+    state = policy.calibrated(begun(policy, len(first)), first)
+    state = policy.judge(state, 300, now, 1.0, full).state
+    return policy.judge(state, 500, now, 1.0, full)
 
 
 def test_a_birth_is_where_most_is_left_of_what_was_asked_for_at_first() -> None:
@@ -72,11 +78,11 @@ def test_a_layer_that_asks_and_is_given_nothing_is_told_why() -> None:
 def test_the_largest_demand_so_far_is_what_others_are_measured_by() -> None:
     """Incrt.md D5: also one that came after the calibration, if it was certain."""
     policy = Incrt(share=0.1)
-    state = policy.calibrated(policy.start(2), [STRONG, STRONG])
-    more = policy.decide(state, 50, [DemandReading(9.0, 20.0, SEEN), DemandReading(3.0, 20.0, SEEN)], 1.0)
+    state = policy.calibrated(begun(policy, 2), [STRONG, STRONG])
+    more = policy.judge(state, 50, [DemandReading(9.0, 20.0, SEEN), DemandReading(3.0, 20.0, SEEN)], 1.0)
     assert [layer.largest for layer in more.state.layers] == [20, 1]
     assert [relative.demand for relative in more.relative] == [1, 20]
-    later = policy.decide(more.state, 100, [STRONG, STRONG], 1.0)
+    later = policy.judge(more.state, 100, [STRONG, STRONG], 1.0)
     assert [relative.demand for relative in later.relative] == [1 / 20, 1]
     assert later.rules[0].startswith("the demand is small")
     assert not later.rules[1].startswith("the demand is small")
@@ -84,7 +90,7 @@ def test_the_largest_demand_so_far_is_what_others_are_measured_by() -> None:
 
 def test_noise_is_the_standard_error_of_the_demand() -> None:
     policy = Incrt()
-    state = policy.calibrated(policy.start(3), [DemandReading(9.0, 2.0, SEEN)] * 3)
+    state = policy.calibrated(begun(policy, 3), [DemandReading(9.0, 2.0, SEEN)] * 3)
     readings = [DemandReading(5.0, 0.4, SEEN), DemandReading(-5.0, -0.4, SEEN), DemandReading(0.0, 0.0, SEEN)]
     known, below, unknown = policy.relative(state, readings)
     assert (known.demand, known.noise) == pytest.approx((0.2, 0.04))
@@ -108,11 +114,11 @@ def test_what_is_not_asked_for_is_not_born(reading: DemandReading, rule: str) ->
 
 def test_a_birth_waits_for_the_loss_to_stop_falling() -> None:
     policy = Incrt()
-    state = policy.calibrated(policy.start(1), [STRONG])
+    state = policy.calibrated(begun(policy, 1), [STRONG])
     born = []
     for done in range(50, 1501, 50):
         loss = 0.9 ** (done / 50) if done <= 1000 else 0.9**20  # 34 % in a cool-down, until it stops
-        decision = policy.decide(state, done, [STRONG], loss)
+        decision = policy.judge(state, done, [STRONG], loss)
         state = decision.state
         born += [done] if decision.layer is not None else []
         if done == 600:
@@ -122,10 +128,10 @@ def test_a_birth_waits_for_the_loss_to_stop_falling() -> None:
 
 def test_a_falling_demand_is_left_alone() -> None:
     policy = Incrt()
-    state = policy.calibrated(policy.start(1), [STRONG])
+    state = policy.calibrated(begun(policy, 1), [STRONG])
     for step in range(1, 11):
         reading = DemandReading(9.0, 0.75**step, SEEN)
-        state = (decision := policy.decide(state, 50 * step, [reading], 1.0)).state
+        state = (decision := policy.judge(state, 50 * step, [reading], 1.0)).state
         assert decision.layer is None
 
 
@@ -152,12 +158,12 @@ def test_the_first_birth_comes_when_it_is_said_to(
         feed_every=feed_every, decide_every=feed_every + more - 1, cool_down=cool_down, warm_up=warm_up,
         calibration=calibration, feeds=feeds, hits=hits,
     )  # fmt: skip
-    state, born = policy.calibrated(policy.start(1), [STRONG]), []
+    state, born = policy.calibrated(begun(policy, 1), [STRONG]), []
     for done in range(policy.decide_every, policy.first_birth + 3 * (cool_down + policy.decide_every), 1):
         if done % policy.decide_every or done <= calibration:
             continue
         seen = done // feed_every - calibration // feed_every
-        decision = policy.decide(state, done, [replace(STRONG, feeds=seen)], 1.0)
+        decision = policy.judge(state, done, [replace(STRONG, feeds=seen)], 1.0)
         state = decision.state
         born += [done] if decision.layer is not None else []
     assert born[0] == policy.first_birth
@@ -170,14 +176,14 @@ def test_the_first_birth_comes_when_it_is_said_to(
 def test_incrt_oracle_22_cycles_are_bounded(layers: int, share: float, removals: list[bool], alternating: bool) -> None:
     """However the demand comes and goes: at most ceil(log2(1 / share)) births in a layer are undone."""
     policy = Incrt(share=share)
-    state, undone = policy.calibrated(policy.start(layers), [STRONG] * layers), [0] * layers
+    state, undone = policy.calibrated(begun(policy, layers), [STRONG] * layers), [0] * layers
     done = 0
     for remove in [*removals, *[True] * 80]:
         for number in range(6):
             done += policy.decide_every
             sign = -1 if alternating and number >= 4 else 1  # there for long enough to be born, then the opposite
             readings = [replace(STRONG, certainty=sign * STRONG.certainty, slope=sign * STRONG.slope)] * layers
-            decision = policy.decide(state, done, readings, 1.0)
+            decision = policy.judge(state, done, readings, 1.0)
             state = decision.state
             if decision.layer is not None and remove:
                 undone[decision.layer] += 1
@@ -187,7 +193,7 @@ def test_incrt_oracle_22_cycles_are_bounded(layers: int, share: float, removals:
 
 def test_a_removal_cools_down_too_and_only_newborns_make_stricter() -> None:
     policy = Incrt()
-    state = policy.removed(policy.start(2), 700, 1, born_here=False)
+    state = policy.removed(begun(policy, 2), 700, 1, born_here=False)
     assert state.last_change == 700
     assert [layer.strictness for layer in state.layers] == [1, 1]
     assert [layer.strictness for layer in policy.removed(state, 900, 1, born_here=True).layers] == [1, 2]
@@ -196,7 +202,7 @@ def test_a_removal_cools_down_too_and_only_newborns_make_stricter() -> None:
 def test_the_state_comes_back_from_json() -> None:
     decisions = run(Incrt(), STRONG, WEAK, until=450)
     state = decisions[-1][1].state
-    again = IncrtState.from_dict(json.loads(json.dumps(state.to_dict())))
+    again = Incrt().load(json.loads(json.dumps(Incrt().dump(state))))
     assert again == state
     assert again != replace(state, last_change=1)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,11 +15,12 @@ from hypothesis import strategies as st
 
 from growth.helpers import VECTORS, Action, Controller, Entropies, adds, decisions, listed, spread, tiny_plan, tokens_of
 from meristem.errors import InputError
-from meristem.growth import BlockLoop, LoopHeads, RepeatBlock, Sgt, SgtState
-from meristem.growth.policies.block_loop import steady_layers
+from meristem.growth import LoopHeads, Sgt, SgtState
+from meristem.growth.ema import Ema
 from meristem.growth.policies.sgt import BIRTHS, CHOICES, FORGOTTEN, ORDERS, Grown
 from meristem.model import Decoder
 from meristem.plan import Gates, Loop, Plan
+from meristem.training.growth_from_config import steady_layers
 
 TWELVE = [4] * 12
 
@@ -101,7 +103,8 @@ def test_sgt_oracle_15_invariants(case: tuple[Sgt, list[int], list[Entropies]]) 
             assert set(grown.heads) <= set(range(heads[grown.layer]))
         changed = [g.layer for g in state.grown if g not in before.grown]
         assert changed == ([layer] if what in ("add", "deepen") else [])
-        assert SgtState.from_dict(json.loads(json.dumps(state.to_dict()))) == state
+        saved = replace(state, average=Ema(policy.beta, (0.25, 0.7), 3))
+        assert policy.load(json.loads(json.dumps(policy.dump(saved)))) == saved
         before = state
     times = [action.done for action, _ in taken]
     assert times == [policy.first_decision + number * policy.window_steps for number in range(len(times))]
@@ -147,9 +150,9 @@ def test_sgt_oracle_15_equals_the_controller_of_the_pseudo_code(
 def test_a_tie_goes_to_the_deeper_layer() -> None:
     """On the shortlist (D13): of five layers that are alike, the deepest three, whatever the order of growth."""
     alike = spread({2: 0.5, 3: 0.5, 5: 0.5, 6: 0.5, 8: 0.5}, TWELVE)
-    first = vector_policy().decide(SgtState(), 250, alike)
+    first = vector_policy().judge(SgtState(), 250, alike)
     assert (first.layer, first.shortlist) == (8, (8, 6, 5))
-    mirrored = vector_policy(order="shallow_first").decide(SgtState(), 250, alike)
+    mirrored = vector_policy(order="shallow_first").judge(SgtState(), 250, alike)
     assert (mirrored.layer, mirrored.shortlist) == (5, (8, 6, 5))
 
 
@@ -182,7 +185,7 @@ def test_an_entropy_that_is_not_finite_waits_one_window(bad: float) -> None:
     ]  # fmt: skip
     assert taken[0][1] == SgtState("grow", 500)
     assert taken[2][1].grown == taken[1][1].grown
-    waited = vector_policy().decide(SgtState(), 250, entropies(250))
+    waited = vector_policy().judge(SgtState(), 250, entropies(250))
     assert "not finite" in waited.rule
     assert waited.shortlist == ()
 
@@ -202,7 +205,7 @@ def test_shallow_first_is_the_mirror() -> None:
     ("choice", "count", "expected"),
     [("high", 1, (1,)), ("high", 2, (1, 4)), ("low", 1, (3,)), ("low", 3, (0, 2, 3)), ("all", 1, (0, 1, 2, 3, 4))],
 )
-def test_heads_of_high_or_low_entropy_or_all(choice: str, count: int, expected: tuple[int, ...]) -> None:
+def test_heads_of_high_or_low_entropy_or_all(choice: Any, count: int, expected: tuple[int, ...]) -> None:
     policy = Sgt(total_steps=1000, heads=choice, heads_per_layer=count)
     assert policy.chosen_heads(3, [0.4, 0.9, 0.3, 0.1, 0.5]) == expected
 
@@ -263,16 +266,16 @@ def test_layers_with_too_few_heads_never_grow() -> None:
     levels = {0: 0.9, 1: 0.9, 2: 0.8, 4: 0.3, 3: 0.2}  # those that cannot grow would lead the list
     taken = decisions(policy, lambda done: spread(levels, plan.heads))
     assert [action for action, _ in taken] == [Action(100, "add", 4), Action(150, "add", 3), Action(200, "fix")]
-    assert policy.decide(SgtState(), 100, spread(levels, plan.heads)).shortlist == (4, 3)
+    assert policy.judge(SgtState(), 100, spread(levels, plan.heads)).shortlist == (4, 3)
     assert [g.heads for g in taken[-1][1].grown] == [(1, 2, 3), (1, 2, 3)]
     assert steady_layers(spread(levels, plan.heads), policy) == (4, 3)
     assert [policy.has_enough(heads) for heads in plan.heads] == [False, False, False, True, True]
     everyone = Sgt(total_steps=1000, heads="all", heads_per_layer=3, excluded=(), shortlist=1)
-    assert everyone.decide(SgtState(), 50, spread(levels, plan.heads)).layer == 1  # of one head, but that is all
+    assert everyone.judge(SgtState(), 50, spread(levels, plan.heads)).layer == 1  # of one head, but that is all
 
 
 @pytest.mark.parametrize("choice", ["high", "low", "random"])
-def test_heads_that_a_layer_has_not_got_are_refused_by_name(choice: str) -> None:
+def test_heads_that_a_layer_has_not_got_are_refused_by_name(choice: Any) -> None:
     policy = Sgt(total_steps=1000, heads=choice, heads_per_layer=3)
     with pytest.raises(InputError, match=r"heads_per_layer = 3: must be at most 2, the heads of layer 7"):
         policy.chosen_heads(7, [0.5, 0.25])
@@ -313,7 +316,7 @@ def test_a_decision_that_the_run_does_not_reach_is_none() -> None:
     policy = Sgt(total_steps=1000, start=500, window=500)
     state = SgtState()
     assert policy.next_decision(state) == 500
-    state = policy.decide(state, 500, spread({}, TWELVE)).state
+    state = policy.judge(state, 500, spread({}, TWELVE)).state
     assert (state.phase, state.window_end) == ("grow", 1000)
     assert policy.next_decision(state) is None  # nothing is trained after it
     assert not policy.probes(state, 999)
@@ -327,7 +330,7 @@ def test_what_could_not_become_strong_within_the_run_is_not_born() -> None:
     assert [action for action, _ in taken] == [Action(250, "add", 10), Action(500, "deepen", 10)]
     taken = decisions(vector_policy(total_steps=749, passes=2), lambda done: entropies)
     assert [action for action, _ in taken] == [Action(250, "add", 10), Action(500, "fix")]
-    late = vector_policy(total_steps=749).decide(SgtState("grow", 500), 500, entropies)
+    late = vector_policy(total_steps=749).judge(SgtState("grow", 500), 500, entropies)
     assert late.rule == "a new pass would not have settled before the end of the run"
     assert late.state == SgtState("fixed", 500)
 
@@ -337,7 +340,7 @@ def test_entropy_is_wanted_in_the_last_updates_before_a_decision_only() -> None:
     state = SgtState()
     assert policy.probed_steps == 16
     assert [done for done in range(1, 101) if policy.probes(state, done)] == list(range(85, 101))
-    state = policy.decide(state, 100, spread({}, TWELVE)).state
+    state = policy.judge(state, 100, spread({}, TWELVE)).state
     assert [done for done in range(101, 151) if policy.probes(state, done)] == list(range(135, 151))
     assert not any(policy.probes(SgtState("fixed", 150), done) for done in range(101, 1000))
     close = Sgt(total_steps=100, start=5, window=3)
@@ -386,10 +389,10 @@ def test_paper_birth_runs_all_heads_and_lets_those_not_chosen_fade() -> None:
     policy = Sgt(total_steps=1000, passes=2, start=100, window=40, birth="paper")
     plan = policy.prepare(tiny_plan([4, 4, 4]))
     born = SgtState("grow", 140, (Grown(2, (0, 3), (100,)),))
-    assert policy.edits(plan, born, 100) == [LoopHeads(2, (0, 1, 2, 3), 1)]
+    assert policy.edits(plan, born, 100) == [LoopHeads(2, (0, 1, 2, 3), 1, fading=(1, 2))]
     for age, rest in ((0, 1.0), (1, 0.975), (20, 0.5), (39, 0.025)):
         assert policy.ramps(plan, born, 100 + age)[2] == [pytest.approx([1.0, rest, rest, 1.0], abs=1e-6)]
-        assert policy.edits(plan, born, 100 + age) == [LoopHeads(2, (0, 1, 2, 3), 1)]
+        assert policy.edits(plan, born, 100 + age) == [LoopHeads(2, (0, 1, 2, 3), 1, fading=(1, 2))]
     assert policy.edits(plan, born, 140) == [LoopHeads(2, (0, 3), 1)]
     assert policy.ramps(plan, born, 140)[2] == [[1.0, 1.0]]
     deeper = SgtState("grow", 180, (Grown(2, (0, 3), (100, 140)),))  # a later pass has the chosen heads only, at once
@@ -439,61 +442,16 @@ def test_edits_are_what_is_missing() -> None:
 @pytest.mark.parametrize(
     "state",
     [
-        SgtState(),
-        SgtState("grow", 500),
-        SgtState("fixed", 1000, (Grown(10, (3, 7), (250, 500)), Grown(4, (0,), (750,)))),
+        SgtState(average=Ema(0.5)),
+        SgtState("grow", 500, average=Ema(0.5, (0.1, 0.2), 3), not_before=7),
+        SgtState("fixed", 1000, (Grown(10, (3, 7), (250, 500)), Grown(4, (0,), (750,))), Ema(0.5)),
     ],
 )
 def test_a_state_survives_json(state: SgtState) -> None:
-    back = SgtState.from_dict(json.loads(json.dumps(state.to_dict())))
+    policy = vector_policy(beta=0.5)
+    back = policy.load(json.loads(json.dumps(policy.dump(state))))
     assert back == state
     assert hash(back) == hash(state)  # tuples again, not lists
-
-
-# --- whole blocks ----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("levels", "changes", "expected"),
-    [
-        (listed(10, 7, 4), {}, (10, 7, 4)),
-        (listed(10, 7, 4), {"passes": 3}, (10, 7, 4)),
-        (listed(10, 7, 4), {"order": "shallow_first"}, (4, 7, 10)),
-        (listed(10, 7, 4), {"max_layers": 2}, (10, 7)),
-        (listed(10, 7, 4), {"excluded": (0, 10)}, (11, 7, 4)),  # the rest is alike, and ties go deep
-        ({0: 0.99, 2: 0.9, 6: 0.8, 1: 0.7}, {}, (6, 2, 1)),
-    ],
-)
-def test_steady_layers_are_those_that_would_grow(
-    levels: dict[int, float], changes: dict[str, Any], expected: tuple[int, ...]
-) -> None:
-    policy, entropies = vector_policy(**changes), spread(levels, TWELVE)
-    assert steady_layers(entropies, policy) == expected
-    grown = decisions(policy, lambda done: entropies)[-1][1].grown
-    assert tuple(g.layer for g in grown) == expected
-
-
-@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-def test_layers_are_not_chosen_by_entropies_that_are_not_finite(bad: float) -> None:
-    """A growing run would wait for the next window, but these never change."""
-    entropies = spread(listed(10, 7, 4), TWELVE)
-    entropies[2][1] = bad
-    with pytest.raises(InputError, match=r"entropies = .*: must be finite"):
-        steady_layers(entropies, vector_policy())
-
-
-def test_block_loop_repeats_whole_blocks_and_needs_no_gates() -> None:
-    plan = tiny_plan([4] * 4)
-    looped = BlockLoop((3, 1), 2).prepare(plan)
-    assert [layer.repeats for layer in looped.layers] == [0, 2, 0, 2]
-    assert (looped.loops, looped.gates, looped.parameters) == ({}, None, plan.parameters)
-    assert RepeatBlock(2).apply(plan).layers[2].repeats == 1
-    block = plan.layer_cost(plan.layers[0]).forward.full
-    assert looped.cost.forward.full == plan.cost.forward.full + 4 * block
-    with pytest.raises(InputError, match=r"layer = 4: must be in 0\.\.3"):
-        BlockLoop((4,)).prepare(plan)
-    with pytest.raises(InputError, match=r"layers = \(1, 3, 1\): must be distinct"):
-        BlockLoop((1, 3, 1))
 
 
 # --- refusals --------------------------------------------------------------------------------------------------------
@@ -552,14 +510,14 @@ def test_the_end_of_growth_says_which_rule_ended_it() -> None:
     policy, entropies = vector_policy(passes=2, max_layers=2), spread(listed(10, 7, 4), TWELVE)
     full = SgtState("grow", 1250, (Grown(10, (2, 3), (250, 500)), Grown(7, (2, 3), (750, 1000))))
     expected = "2 layers have grown, and none of these that is on the shortlist has fewer than 2 passes"
-    assert policy.decide(full, 1250, entropies).rule == expected
+    assert policy.judge(full, 1250, entropies).rule == expected
     stuck = SgtState("grow", 750, (Grown(3, (2, 3), (250,)),))  # could go deeper, but is not on the shortlist
     expected = (
         "no layer of the shortlist is shallower than all grown ones, and none of these that is on the shortlist has "
         "fewer than 2 passes"
     )
-    assert policy.decide(stuck, 750, entropies).rule == expected
-    none = policy.decide(SgtState(), 250, [[0.5]] * 12)  # no layer has two heads, and nothing has grown
+    assert policy.judge(stuck, 750, entropies).rule == expected
+    none = policy.judge(SgtState(), 250, [[0.5]] * 12)  # no layer has two heads, and nothing has grown
     assert (none.action, none.rule) == ("fix", "no layer of the shortlist is shallower than all grown ones")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from meristem.gauges.entropy import EntropyGauge, EntropyReading
+from meristem.gauges.entropy import EntropyGauge, EntropyReading, check_causal
 from meristem.growth.policy import Decision, Policy, Readings
 from meristem.limits import check_integer
 from meristem.plan import Plan
@@ -13,7 +13,7 @@ from meristem.plan import Plan
 
 @dataclass(frozen=True)
 class Observe(Policy):
-    """Records every head's entropy, and every loop's strength and size."""
+    """Records every head's entropy, and every loop's strength and size; put first, what others decide from."""
 
     name: ClassVar[str] = "observe"
     exchanges: ClassVar[bool] = False
@@ -32,6 +32,9 @@ class Observe(Policy):
     def gauge(self) -> EntropyGauge:
         """What is recorded."""
         return EntropyGauge(self.rows, self.probe, self.sequences)
+
+    def check(self, plan: Plan) -> None:
+        check_causal(plan)
 
     def needs(self, state: Any, step: int, plan: Plan) -> tuple[EntropyGauge, ...] | None:
         every = self.every or max(1, self.total_steps // 100)

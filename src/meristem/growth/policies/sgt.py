@@ -14,7 +14,7 @@ from itertools import accumulate, pairwise
 from typing import Any, ClassVar, Literal
 
 from meristem.errors import InputError
-from meristem.gauges.entropy import EntropyGauge, EntropyReading
+from meristem.gauges.entropy import EntropyGauge, EntropyReading, check_causal
 from meristem.growth.edits import LoopHeads, SetStrengths
 from meristem.growth.ema import Ema
 from meristem.growth.looping import chosen_heads
@@ -162,7 +162,8 @@ class Sgt(Policy):
         return replace(plan, gates=Gates(self.passes, most, self.train_gates and self.birth == "gate"))
 
     def check(self, plan: Plan) -> None:
-        """Refuse a plan without the gates that growth will need."""
+        """Refuse a plan without the gates that growth will need, or without entropies."""
+        check_causal(plan)
         if self.prepare(plan).gates != plan.gates:
             raise InputError("model.plan.gates", plan.gates, "build the model from policy.prepare(plan)")
 
