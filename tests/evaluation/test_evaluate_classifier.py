@@ -89,14 +89,14 @@ def test_labels_that_the_run_does_not_know(run: RunFolder, tmp_path: Path) -> No
         evaluate_classifier(run.path, data=path, other_labels="ignore", device="cpu")
 
 
-def test_bad_rows_and_long_rows_are_counted(run: RunFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_rows_and_long_rows_are_counted(run: RunFolder, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "rows.csv"
     path.write_text(f"sentence,label\nlow w1,low\nw2\n{'w1 ' * 100},odd\n")
     with pytest.raises(RunError, match=r"rows\.csv:3: 1 field,"):
         evaluate_classifier(run.path, data=path, device="cpu")
     result = evaluate_classifier(run.path, data=path, on_error="skip", device="cpu")
     assert (result.scores.rows, result.bad, result.cut) == (2, 1, 1)
-    assert f"skipped {path}:3" in capsys.readouterr().err
+    assert f"skipped {path}:3" in caplog.text
     text = classification_text(result)
     assert "1 rows were longer than the model reads" in text
     assert "1 bad places skipped" in text

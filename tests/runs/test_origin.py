@@ -48,11 +48,11 @@ def test_an_edited_configuration_is_refused_by_key(
     assert run.metrics.read_bytes() == before
 
 
-def test_what_may_change_is_noted(whole: RunFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_may_change_is_noted(whole: RunFolder, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     run = copy_run(whole, tmp_path / "run", last=8)
     replace_in(run.path / "config.toml", "[log]\nevery = 1\n", "[log]\nevery = 2\n")
     resume(run.path, override(run.config, ["--eval.batch", "3"]))
-    said = capsys.readouterr().out
+    said = caplog.text
     assert "log.every is 2 from here on; it was 1\n" in said
     assert "eval.batch is 3 from here on; it was 4\n" in said
     assert said.count("from here on") == 2
@@ -112,7 +112,7 @@ def test_other_files_are_named(
 
 
 def test_checkpoints_of_today_load_with_a_note(
-    whole: RunFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    whole: RunFolder, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Runs as they were before there was an origin: data.json instead, and nothing in the checkpoints' states."""
     run = copy_run(whole, tmp_path / "run", last=8)
@@ -130,7 +130,7 @@ def test_checkpoints_of_today_load_with_a_note(
         }  # fmt: skip
         (path / MANIFEST).write_text(json.dumps(manifest))
     assert resume(run.path).step == STEPS
-    assert "of an older version of Meristem, so nothing in it vouches for" in capsys.readouterr().out
+    assert "of an older version of Meristem, so nothing in it vouches for" in caplog.text
     assert_equal_runs(run, whole)
     replace_in(run.path / "config.toml", "lr = 0.003", "lr = 0.004")  # from now on it is bound
     with pytest.raises(InputError, match=r"optimizer\.lr = 0\.004: the run began with 0\.003"):
@@ -141,7 +141,7 @@ def test_checkpoints_of_today_load_with_a_note(
 
 
 def test_a_changed_log_is_said_and_kept_aside(
-    whole: RunFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    whole: RunFolder, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Also where the line is still JSON, and the number one that could be."""
     run = copy_run(whole, tmp_path / "run", last=8)
@@ -150,16 +150,16 @@ def test_a_changed_log_is_said_and_kept_aside(
     run.metrics.write_text(text.replace(json.dumps(entry), json.dumps({**entry, "loss": entry["loss"] + 1})))
     damaged = run.metrics.read_bytes()
     resume(run.path)
-    assert "metrics.jsonl: is not what was recorded until step 8 (changed)" in capsys.readouterr().out
+    assert "metrics.jsonl: is not what was recorded until step 8 (changed)" in caplog.text
     assert (run.path / "metrics.jsonl.aside-1").read_bytes() == damaged
     assert [line["step"] for line in metrics(run)] == [line["step"] for line in metrics(whole)]
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "events.jsonl"])
 def test_a_log_that_is_gone_is_said(
-    name: str, whole: RunFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    name: str, whole: RunFolder, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     run = copy_run(whole, tmp_path / "run", last=8)
     (run.path / name).unlink()
     resume(run.path)
-    assert f"{name}: is not what was recorded until step 8 (it has 0 bytes, and had " in capsys.readouterr().out
+    assert f"{name}: is not what was recorded until step 8 (it has 0 bytes, and had " in caplog.text
