@@ -40,7 +40,7 @@ def simulated(plan: Plan, policy: Sgt, observe_every: int = 0, delta: float = 0.
         if observe_every and step % observe_every == 0:
             observations.append(seen)
         if policy.decides(state, step):
-            made = policy.decide(state, step, heads)
+            made = policy.judge(state, step, heads)
             state = made.state
             grown = next((g for g in state.grown if g.layer == made.layer), None)
             decisions.append(

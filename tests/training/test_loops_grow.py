@@ -323,7 +323,7 @@ def test_static_structure_like_that_of_a_run_that_grew(grown: Runs, data: Path, 
     source = grown("gate")
     run = static(data, tmp_path / "high", growth__like=str(source.path))
     assert run.plan.loops == last_plan(source).loops
-    assert run.config.growth.like == str(source.path)
+    assert run.config["growth.static_loops.like"] == str(source.path)
     low = static(data, tmp_path / "low", growth__like=str(source.path), growth__heads="low")
     entropies = observations(source)[-1]["head_entropy"]
     assert observations(source)[-1]["step"] == 24
@@ -820,7 +820,7 @@ def test_the_run_to_be_like_may_move_or_vanish_before_a_resume(grown: Runs, data
     interrupted = copy_run(run, tmp_path / "once more", last=2)
     resume(interrupted.path, tiny_config(data, **{**changes, "growth__like": str(moved)}))
     assert_equal_runs(interrupted, whole)
-    assert interrupted.config.growth.like == str(moved)
+    assert interrupted.config["growth.static_loops.like"] == str(moved)
 
 
 # --- Prism plans -----------------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from growth.helpers import VECTORS, Action, Controller, Entropies, adds, decisio
 from meristem.errors import InputError
 from meristem.growth import LoopHeads, Sgt, SgtState
 from meristem.growth.ema import Ema
+from meristem.growth.looping import looped
 from meristem.growth.policies.sgt import BIRTHS, CHOICES, FORGOTTEN, ORDERS, Grown
 from meristem.model import Decoder
 from meristem.plan import Gates, Loop, Plan
@@ -245,17 +246,14 @@ def test_the_prepared_plan_has_room_for_what_will_grow(changes: dict[str, Any], 
 def test_a_static_structure_has_all_passes_from_the_start() -> None:
     """As many as each loop has, whatever the policy would give, and gates for the largest."""
     loops = {2: Loop((0, 3), 3), 1: Loop((1,), 2)}
-    plan = Sgt(total_steps=1000, excluded=(0, 1)).looped(tiny_plan([2, 4, 4]), loops)
+    plan = looped(tiny_plan([2, 4, 4]), loops, trained=True)
     assert plan.loops == {1: Loop((1,), 2), 2: Loop((0, 3), 3)}
     assert plan.gates == Gates(3, 2, trained=True)
-    no_gates: list[dict[str, Any]] = [{"train_gates": False}, {"birth": "paper"}]
-    for changes in no_gates:
-        fixed = Sgt(total_steps=1000, **changes).looped(tiny_plan([2, 4, 4]), loops)
-        assert fixed.gates == Gates(3, 2, trained=False)
+    assert looped(tiny_plan([2, 4, 4]), loops, trained=False).gates == Gates(3, 2, trained=False)
     with pytest.raises(InputError, match=r"loop\.heads = \(0, 3\): must be distinct heads out of 0\.\.1"):
-        Sgt(total_steps=1000).looped(tiny_plan([4, 4, 2]), loops)
+        looped(tiny_plan([4, 4, 2]), loops, trained=True)
     with pytest.raises(InputError, match=r"layer = 2: must be in 0\.\.1"):
-        Sgt(total_steps=1000).looped(tiny_plan([4, 4]), loops)
+        looped(tiny_plan([4, 4]), loops, trained=True)
 
 
 def test_layers_with_too_few_heads_never_grow() -> None:
@@ -487,7 +485,7 @@ def test_a_bad_value_is_refused_by_name(field: str, value: Any, expected: str) -
 
 def test_a_static_structure_without_loops_is_refused() -> None:
     with pytest.raises(InputError, match=r"loops = \{\}: must have at least one layer"):
-        Sgt(total_steps=1000).looped(tiny_plan([4] * 4), {})
+        looped(tiny_plan([4] * 4), {}, trained=True)
 
 
 def test_paper_birth_of_all_heads_is_refused() -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from meristem.growth.measuring import _sizes, look
 from numpy.typing import NDArray
 
+from meristem.gauges.probe import _sizes, look
 from meristem.model import Classifier
 from meristem.model.block import Pass
 from meristem.plan import PADDING, Plan
