@@ -440,7 +440,7 @@ def train_command(
     from meristem.config import load_config
     from meristem.training.loop import resume, train
 
-    resolved = load_config(config, context.args)
+    resolved = load_config(config, context.args, note=print)
     exists = go_on and (out / "config.toml").is_file()
     _finish(lambda: resume(out, resolved) if exists else train(resolved, out))
 

@@ -159,5 +159,5 @@ def test_without_transformers_the_extra_is_named() -> None:
 
 def test_heads_that_come_and_go_are_refused() -> None:
     model = Decoder(Plan.uniform(layers=2, width=16, heads=2, vocabulary=64, context=8, feed_forward=16))
-    with pytest.raises(InputError, match="policy = 'incrt': may exchange parameters"):
+    with pytest.raises(InputError, match="policy = 'incrt': exchanges parameters"):
         GrowthCallback(Grower(model, None, [Incrt()]))

@@ -30,15 +30,16 @@ SHARED = {
 }
 
 
-def is_former(values: Mapping[str, Any]) -> bool:
-    """Whether any of the keys is one of before."""
-    return not FORMER.isdisjoint(values)
+def former_keys(values: Mapping[str, Any]) -> list[str]:
+    """Those of the keys that are of before; `growth.observe` is a table today, and was a word."""
+    return [key for key, value in values.items() if key in FORMER and not isinstance(value, Mapping)]
 
 
 def translated(values: Mapping[str, Any]) -> dict[str, Any]:
     """The same settings by the keys of today; keys of today are left as they are."""
-    rest = {key: value for key, value in values.items() if key not in FORMER}
-    growth, incrt = (_section(values, name) for name in ("growth", "incrt"))
+    former = former_keys(values)
+    rest = {key: value for key, value in values.items() if key not in former}
+    growth, incrt = (_section({key: values[key] for key in former}, name) for name in ("growth", "incrt"))
     if not growth and not incrt:
         return rest
     policy = growth.get("policy", "none")
@@ -59,14 +60,13 @@ def translated(values: Mapping[str, Any]) -> dict[str, Any]:
         new = {key: value for key, value in new.items() if key.split(".")[1] in names}
         new["growth.policies"] = names
     # Overrides come last, by whichever keys.
-    last = next(key for key in reversed([*values]) if key in FORMER or key.startswith("growth."))
-    return {**rest, **new} if last in FORMER else {**new, **rest}
+    last = next(key for key in reversed([*values]) if key in former or key.startswith("growth."))
+    return {**rest, **new} if last in former else {**new, **rest}
 
 
 def _section(values: Mapping[str, Any], name: str) -> dict[str, Any]:
-    return {
-        key.partition(".")[2]: value for key, value in values.items() if key in FORMER and key.startswith(f"{name}.")
-    }
+    prefix = f"{name}."
+    return {key.removeprefix(prefix): value for key, value in values.items() if key.startswith(prefix)}
 
 
 def _loops(growth: Mapping[str, Any]) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 from meristem.choices import TrackerName
-from meristem.config.former import FORMER, is_former, translated
+from meristem.config.former import former_keys, translated
 from meristem.config.growth import GrowthConfig, is_foreign, policy_keys, table_name
 from meristem.config.sections import (
     CheckpointConfig,
@@ -124,8 +124,8 @@ def load_config(path: str | Path, overrides: Sequence[str] = (), note: Callable[
             else:
                 values[f"{section}.{key}"] = value
     values |= parse_overrides(overrides)
-    if note is not None and is_former(values):
-        given = listed(sorted(FORMER & values.keys()), 4)
+    if note is not None and former_keys(values):
+        given = listed(former_keys(values), 4)
         note(f"{given}: read as they were before policies had tables of their own, [growth.NAME]; see the guide")
     return build_config(values)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -35,6 +36,7 @@ def former(
     if heads is not None:
         criterion, ages, rule = heads["criterion"], heads["ages"], dict(heads["rule"])
         pruning = rule.pop("pruning", {})
+        rule.pop("last_birth", None)  # was counted in updates
         entry = {"settings": rule, "state": criterion["state"]}
         entries |= {
             "incrt": {"settings": rule, "state": incrt_state(data)},
@@ -55,7 +57,7 @@ def former(
     return {
         "version": 1,
         "done": data["done"],
-        "plan": _plan(data, plan, policies).to_dict(),
+        "plan": json.loads(_plan(data, plan, policies).to_json()),
         "policies": {name: entries[name] for name in policies if name in entries},
         "gauges": gauges,
     }

@@ -536,7 +536,7 @@ def test_what_does_not_fit_the_plan_is_refused_by_name(changes: dict[str, Any], 
 
 def test_one_layer_with_enough_heads_is_enough() -> None:
     plan = Plan.from_heads([2, 4, 8], width=16, vocabulary=23, context=8)
-    for looped in (3, 4, 8):
-        gates = Sgt(total_steps=1000, heads_per_layer=looped, excluded=()).prepare(plan).gates
-        assert gates == Gates(1, looped, trained=True)
+    for count in (3, 4, 8):
+        gates = Sgt(total_steps=1000, heads_per_layer=count, excluded=()).prepare(plan).gates
+        assert gates == Gates(1, count, trained=True)
     assert Sgt(total_steps=1000, heads_per_layer=99, heads="all").prepare(plan).gates == Gates(1, 8, trained=True)

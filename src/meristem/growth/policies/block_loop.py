@@ -45,5 +45,11 @@ class BlockLoop(Policy):
             plan = RepeatBlock(layer, self.times).apply(plan)
         return plan
 
+    def check(self, plan: Plan) -> None:
+        """Refuse a plan in which these blocks run once."""
+        for layer in self.layers:
+            if plan.layer(layer).repeats != self.times:
+                raise InputError("model.plan", plan.digest[:12], "build the model from policy.prepare(plan)")
+
     def needs(self, state: Any, step: int, plan: Plan) -> None:
         return None  # all of it is there from the start

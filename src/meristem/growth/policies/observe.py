@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from meristem.gauges.entropy import EntropyGauge, EntropyReading, check_causal
-from meristem.growth.policy import Decision, Policy, Readings
+from meristem.growth.policy import ENDLESS, Decision, Policy, Readings
 from meristem.limits import check_integer
 from meristem.plan import Plan
 
@@ -18,11 +18,11 @@ class Observe(Policy):
     name: ClassVar[str] = "observe"
     exchanges: ClassVar[bool] = False
 
-    total_steps: int
     every: int = 0  # updates; a hundredth of the run if 0
     probe: Literal["rows", "fused"] = "rows"  # entropy on some rows of a sequence, or fused on its last half
     rows: int = 16
     sequences: int = 8
+    total_steps: int = ENDLESS
 
     def __post_init__(self) -> None:
         check_integer("every", self.every, 0)
