@@ -205,6 +205,12 @@ def known_values(config: Config) -> dict[str, Any]:
     return {key: config[key] for key in _known_keys() if key.count(".") == 1} | tables
 
 
+def default_values() -> dict[str, Any]:
+    """The value of every key that has one without being given."""
+    defaults = Config()
+    return {key: defaults[key] for key in _known_keys()}
+
+
 def _known_keys() -> dict[str, Any]:
     """Every `section.key` with its type."""
     keys = {

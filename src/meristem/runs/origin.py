@@ -14,7 +14,8 @@ from meristem.data.tokenizer import CONFIG_FILE, TOKENIZER_FILE
 from meristem.errors import InputError, RunError, shown
 from meristem.files import read_json, sha256_of, write_atomically
 from meristem.plan import Plan
-from meristem.config import RESUMABLE, Config, build_config, known_values
+from meristem.config import RESUMABLE, Config, default_values, known_values
+from meristem.config.former import translated
 
 FORMAT = "meristem-origin/1"
 ORIGIN_FILE = "origin.json"
@@ -72,10 +73,11 @@ class Origin:
 
     def check(self, folder: Path, config: Config, plan: Plan) -> None:
         """Refuse a run whose settings, plan, tokenizer or recipe are not those that it began with."""
-        first = _lasting(build_config({key: value for key, value in self.settings.items() if value is not None}))
+        first, defaults = translated(self.settings), _as_json(default_values())
         now = _lasting(config)
-        for name in {**first, **now}:
+        for name in (name for name in {**now, **first} if name not in RESUMABLE):
             value, began = now.get(name), first.get(name)
+            began = defaults.get(name) if began is None else began  # a setting that is newer than the run
             if value != began:
                 raise InputError(
                     name, value,
