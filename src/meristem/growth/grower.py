@@ -208,8 +208,9 @@ class Grower:
                 raise InputError("state.gauges", list(tree["gauges"]), f"must have {gauge!r}")
         self._take(Plan.from_dict(tree["plan"]))
         self.states, self.done = states, tree["done"]
-        for gauge, instrument in self.instruments.items():
-            instrument.load(tree["gauges"][repr(gauge)])
+        for gauge in self.instruments:  # made anew, for the structure that the state belongs to
+            self.instruments[gauge] = self._instrument(gauge)
+            self.instruments[gauge].load(tree["gauges"][repr(gauge)])
 
     def _take(self, plan: Plan) -> None:
         """Give the model the plan of a state, whose weights it must have."""

@@ -21,6 +21,8 @@ from torch import Tensor, nn
 
 from meristem.errors import Remedy, RunError, shown
 from meristem.files import beside, flush, read_json, sha256_of, staged
+from meristem.growth.apply import adopt
+from meristem.model import Transformer
 from meristem.plan import Plan
 from meristem.runs.tensor_file import load_tensors, save_tensors
 from meristem.wording import listed
@@ -265,14 +267,19 @@ def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dic
     }
 
 
-def restore_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
-    """The inverse of `optimizer_tensors`; step counts are put where the fused kernel wants them."""
-    for name, parameter in model.named_parameters():
-        entries = {
-            key.removeprefix(f"{name}."): value for key, value in tensors.items() if key.rpartition(".")[0] == name
-        }
-        if entries:
-            optimizer.state[parameter] = {key: value.to(parameter.device) for key, value in entries.items()}
+def optimizer_states(tensors: Mapping[str, Tensor], device: torch.device) -> dict[str, dict[str, Tensor]]:
+    """The inverse of `optimizer_tensors`: by the parameter's name, where the fused kernel wants them."""
+    states: dict[str, dict[str, Tensor]] = {}
+    for name, tensor in tensors.items():
+        parameter, _, key = name.rpartition(".")
+        states.setdefault(parameter, {})[key] = tensor.to(device)
+    return states
+
+
+def restore_model(checkpoint: Checkpoint, model: Transformer, optimizer: torch.optim.Optimizer | None) -> None:
+    """Give a model the structure and the weights of a checkpoint, and its optimizer the moments."""
+    states = optimizer_states(checkpoint.optimizer, model.embedding.weight.device)
+    adopt(model, optimizer, checkpoint.plan, checkpoint.model, states)
 
 
 def rng_tensors() -> dict[str, Tensor]:

@@ -16,6 +16,8 @@ import torch
 from meristem.data import LabelledData, Recipe, TokenData, Tokenizer, load_tokenizer
 from meristem.errors import InputError, Remedy, RunError, shortened
 from meristem.files import beside, flush, flush_folder, new_folder, read_json, remove_remains, write_atomically
+from meristem.growth import LoopHeads
+from meristem.growth.apply import apply_edit
 from meristem.model import Decoder, Transformer, build_model
 from meristem.plan import Plan
 from meristem.runs.checkpoint import (
@@ -25,6 +27,7 @@ from meristem.runs.checkpoint import (
     load_checkpoint,
     load_newest,
     load_state,
+    restore_model,
     step_of,
 )
 from meristem.config import Config, load_config
@@ -237,6 +240,15 @@ class LoadedRun:
         return Recipe.load(self.folder.path)
 
 
+def settle(model: Transformer) -> None:
+    """Take the heads that fade out of a model's loops: it is used as it will be when they have left."""
+    for layer, loop in model.plan.loops.items():
+        if loop.fading:
+            apply_edit(model, None, LoopHeads(layer, loop.chosen, loop.passes))
+            assert model.gate_ramp is not None
+            model.gate_ramp[layer, : loop.passes, : len(loop.chosen)] = 1
+
+
 def load_run(
     path: str | Path, *, step: int | None = None, device: str = "auto", report: Callable[[str], None] = logger.warning
 ) -> LoadedRun:
@@ -255,8 +267,9 @@ def load_run(
     place = choose_device(device)
     model = build_model(checkpoint.plan)
     try:
-        model.load_state_dict(checkpoint.model)
-    except RuntimeError as error:
+        restore_model(checkpoint, model, None)
+        settle(model)
+    except InputError as error:
         path = folder.checkpoints / checkpoint_name(checkpoint.step)
         raise RunError(f"{path}: its weights do not fit its plan ({shortened(str(error))})") from error
     model.to(place).eval()

@@ -30,7 +30,7 @@ from meristem.runs.checkpoint import (
     Checkpoint,
     checkpoint_name,
     prune,
-    restore_optimizer,
+    restore_model,
     restore_rng,
     snapshot,
 )
@@ -170,8 +170,7 @@ class Trainer:
         """Take up what a checkpoint holds; one that does not fit is an error that names it."""
         state = checkpoint.state
         try:
-            self.model.load_state_dict(checkpoint.model)
-            restore_optimizer(self.model, self.optimizer, checkpoint.optimizer)
+            restore_model(checkpoint, self.model, self.optimizer)
             restore_rng(checkpoint.rng)
             for name in ("skipped", "skipped_in_a_row"):
                 check_integer(name, state[name], 0)
