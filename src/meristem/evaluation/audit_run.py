@@ -172,6 +172,6 @@ def _policy(loaded: LoadedRun) -> tuple[Incrt, IncrtState | None]:
 def _predicted(loaded: LoadedRun) -> list[dict[str, float] | None]:
     """How many heads the run let one expect when it first knew, of every layer; None if it did not say."""
     folder = loaded.folder
-    events = sound_head_growth(folder.read(folder.events), folder.plan, loaded.config.train.steps)
+    events = sound_head_growth(folder.read(folder.events), len(folder.plan.layers), loaded.config.train.steps)
     expected = expected_heads(events)
     return [None] * len(loaded.model.plan.layers) if expected is None else [*expected]

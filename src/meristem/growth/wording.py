@@ -27,6 +27,8 @@ def describe_growth(event: dict[str, Any]) -> str:
     """A decision in one line."""
     if event["action"] in ("birth", "removal", "spare"):
         return _describe_head(event)
+    if event["action"] == "stack":
+        return f"{event['before']} blocks become {event['layers']}: {event['order']} ({event['rule']})"
     if event["action"] not in ("add", "fade", "deepen", "fix", "wait"):
         where = "" if event.get("layer") is None else f" in layer {event['layer']}"
         return f"{event['action']}{where} ({event['rule']})"

@@ -67,7 +67,7 @@ def _runs(backend: str, head_dim: int, grouped: bool, masked: bool, device: torc
     key = torch.ones(1, 1 if grouped else 2, 128, head_dim, device=device, dtype=dtype, requires_grad=True)
     mask = torch.ones(1, 1, 1, 128, dtype=torch.bool, device=device).expand(1, 1, 128, -1) if masked else None
     try:
-        with warnings.catch_warnings(), sdpa_kernel(BACKENDS[backend]):
+        with warnings.catch_warnings(), sdpa_kernel(BACKENDS[backend]), torch.enable_grad():
             warnings.simplefilter("ignore")  # a refusing kernel explains itself at length
             head_outputs = scaled_dot_product_attention(query, key, key, mask, is_causal=not masked, enable_gqa=grouped)
             head_outputs.sum().backward()

@@ -63,13 +63,19 @@ class HeadHistory:
         """Of every layer at the end."""
         return tuple(self.counts[layer][-1][1] for layer in self.layers)
 
+    @property
+    def stacks(self) -> list[Entry]:
+        """Growth in depth, in which layers are born with heads."""
+        return [entry for entry in self.decisions if entry.get("action") == "stack"]
+
     @cached_property
     def counts(self) -> list[list[tuple[int, int]]]:
         """Of every layer, the number of heads from each step on that changed it, and at the start."""
         counts = [[(0, heads)] for heads in self.start]
-        for entry in self.changes:
-            layer = entry["layer"]
-            counts[layer].append((entry["step"], entry["heads"][layer]))
+        for entry in sorted((*self.changes, *self.stacks), key=lambda entry: int(entry["step"])):
+            born = [layer for layer in self.layers if entry["heads"][layer] and not counts[layer][-1][1]]
+            for layer in born if entry["action"] == "stack" else [entry["layer"]]:
+                counts[layer].append((entry["step"], entry["heads"][layer]))
         return counts
 
     @cached_property
@@ -97,7 +103,8 @@ class HeadHistory:
         trials = len(self.spared)
         kept = [f"{counted(trials, 'trial')} without a head showed it to be needed"] if trials else []
         hint = [HINT] if any(self.predicted) and self.criterion == "demand" else []
-        return [*(self.change_text(entry) for entry in self.changes), *kept, *map(self.layer_text, self.layers), *hint]
+        told = sorted((*self.changes, *self.stacks), key=lambda entry: int(entry["step"]))
+        return [*(self.change_text(entry) for entry in told), *kept, *map(self.layer_text, self.layers), *hint]
 
     def layer_text(self, layer: int) -> str:
         """Heads at the start, at the end and as predicted, and why there are no more."""

@@ -35,7 +35,7 @@ def heads_svg(history: HeadHistory, title: str = "", loss_scale: tuple[float, fl
 
     `loss_scale` are the ends of the axis of the losses, which otherwise follows them.
     """
-    return stacked(head_panels(history, loss_scale), history.last_step, title or "Heads", _facts(history))
+    return stacked(head_panels(history, loss_scale), history.last_step, title or "Heads", heads_facts(history))
 
 
 def head_panels(history: HeadHistory, loss_scale: tuple[float, float] | None = None) -> list[Panel]:
@@ -51,7 +51,8 @@ def head_panels(history: HeadHistory, loss_scale: tuple[float, float] | None = N
     return [heads, *with_lines(below, changes)]
 
 
-def _facts(history: HeadHistory) -> str:
+def heads_facts(history: HeadHistory) -> str:
+    """What a picture says of the heads, in a line."""
     facts = f"{history.last_step:,} steps; {counted(sum(history.start), 'head')} at the start, {sum(history.heads):,}"
     actions = [entry["action"] for entry in history.changes]
     changes = [counted(actions.count(action), action) for action in CHANGES if action in actions]

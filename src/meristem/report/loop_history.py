@@ -58,7 +58,10 @@ class History:
             layer = decision["layer"]
             if decision["action"] in ("add", "deepen") and decision["step"] <= step:
                 births = grown[layer].births if layer in grown else ()
-                grown[layer] = Grown(layer, tuple(decision["heads"]), (*births, decision["step"]))
+                heads, count = tuple(decision["heads"]), self.plan.heads[layer]
+                if max(heads) >= count:  # others have left since; what a loop costs depends on their number alone
+                    heads = tuple(range(min(len(heads), count)))
+                grown[layer] = Grown(layer, heads, (*births, decision["step"]))
         return SgtState(grown=tuple(grown.values()))
 
     def structure(self, step: int) -> Plan:
@@ -116,8 +119,10 @@ class History:
 
 
 def _mean(values: Sequence[float | None]) -> float:
-    """NaN if one was not finite when it was recorded."""
-    return math.nan if any(value is None for value in values) else sum(value or 0.0 for value in values) / len(values)
+    """The mean; NaN if one was not finite when it was recorded, or if there is none."""
+    if not values or any(value is None for value in values):
+        return math.nan
+    return sum(value or 0.0 for value in values) / len(values)
 
 
 def _between(values: Mapping[int, float], step: int) -> float:

@@ -35,7 +35,7 @@ COST_HEIGHT = 64
 
 def growth_svg(history: History, title: str = "") -> str:
     """A heat map of the layers' entropies with the births in it, the strength of every pass, and the extra FLOPs."""
-    return stacked(loop_panels(history), history.last_step, title or "Growth", _facts(history))
+    return stacked(loop_panels(history), history.last_step, title or "Growth", loops_facts(history))
 
 
 def loop_panels(history: History) -> list[Panel]:
@@ -49,7 +49,8 @@ def loop_panels(history: History) -> list[Panel]:
     return with_lines(panels, ended)
 
 
-def _facts(history: History) -> str:
+def loops_facts(history: History) -> str:
+    """What a picture says of the loops, in a line."""
     grown = history.state(history.last_step).grown
     facts = [f"{history.last_step:,} steps"]
     if grown:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,13 +16,15 @@ from meristem.report.loop_history import History
 from meristem.report.loops_figure import growth_svg
 from meristem.report.loss_figure import loss_svg
 from meristem.report.structure_figure import even_distance, structure_svg
+from meristem.report.together_figure import together_svg
+from meristem.runs.depth import Depth
 from meristem.runs.entries import sound_head_growth, sound_loop_growth, sound_metrics, sound_observations
 from meristem.runs.folder import RunFolder
 
 if TYPE_CHECKING:
     from meristem.evaluation.evaluate import Evaluation
 
-OF_HEADS = ("incrt", "published", "random_births")  # policies
+OF_SHAPE = ("incrt", "published", "random_births", "stack")  # policies that change heads or blocks
 MEASURED = {"loss": "training loss", "held_out_loss": "held-out loss", "accuracy": "accuracy"}  # in metrics.jsonl
 
 
@@ -57,21 +60,29 @@ def draw_growth(run: str | Path, out: Path | None = None) -> Path | None:
     """Write `growth.svg` from events.jsonl and entropy.jsonl; None if the run neither grew nor observed."""
     folder = RunFolder.open(Path(run))
     title = folder.path.resolve().name
-    if folder.config.growth.has(*OF_HEADS):
-        heads = read_head_history(folder)
-        picture = heads_svg(heads, title) if heads.decisions else None
+    heads, loops = read_head_history(folder), read_history(folder)
+    shows_heads = bool(heads.decisions)
+    shows_loops = bool(loops.decisions or loops.observations)
+    if shows_heads and shows_loops:
+        picture = together_svg(heads, loops, title)
+    elif shows_heads:
+        picture = heads_svg(heads, title)
+    elif shows_loops:
+        picture = growth_svg(loops, title)
     else:
-        history = read_history(folder)
-        picture = growth_svg(history, title) if history.decisions or history.observations else None
-    return None if picture is None else folder.write("growth.svg", picture, out)
+        return None
+    return folder.write("growth.svg", picture, out)
 
 
 def read_history(folder: RunFolder) -> History:
-    """How a run has grown so far."""
-    config, plan = folder.config, folder.plan
-    steps, growing = config.train.steps, config.growth.has("sgt")
-    decisions = sound_loop_growth(folder.read(folder.events), plan, steps) if growing else []
-    observations = sound_observations(folder.read(folder.entropy), plan, steps)
+    """How the loops of a run have grown so far; where heads or blocks come and go, in the structure of the end."""
+    config, plan, depth = folder.config, folder.plan, _depth(folder)
+    steps, growing, varying = config.train.steps, config.growth.has("sgt"), config.growth.has(*OF_SHAPE)
+    if varying:
+        plan = _final(folder, depth)
+    events, observed = (map(depth.lifted, folder.read(log)) for log in (folder.events, folder.entropy))
+    decisions = sound_loop_growth(events, plan, steps, varying=varying) if growing else []
+    observations = sound_observations(observed, plan, steps, varying=varying)
     metrics = sound_metrics(folder.read(folder.metrics), steps)
     policy = config.policy("sgt") if decisions else None
     last_step = max((entry["step"] for log in (decisions, observations, metrics) for entry in log), default=0)
@@ -80,14 +91,27 @@ def read_history(folder: RunFolder) -> History:
 
 def read_head_history(folder: RunFolder) -> HeadHistory:
     """How the heads of a run have come and gone so far."""
-    config, plan = folder.config, folder.plan
-    decisions = sound_head_growth(folder.read(folder.events), plan, config.train.steps)
+    config, plan, depth = folder.config, folder.plan, _depth(folder)
+    events = map(depth.lifted, folder.read(folder.events)) if config.growth.has(*OF_SHAPE) else ()
+    decisions = sound_head_growth(events, depth.layers, config.train.steps)
     metrics = sound_metrics(folder.read(folder.metrics), config.train.steps)
     losses = [(e["step"], math.nan if e["loss"] is None else e["loss"]) for e in metrics if "loss" in e]
     last_step = max((entry["step"] for entry in (*decisions, *metrics)), default=0)
     criteria = {"incrt": "demand", "published": "published", "random_births": "random"}
-    criterion = next(criterion for name, criterion in criteria.items() if config.growth.has(name))
-    return HeadHistory(plan.heads, last_step, decisions, losses, criterion)
+    criterion = next((criterion for name, criterion in criteria.items() if config.growth.has(name)), "random")
+    return HeadHistory(depth.start_heads(plan), last_step, decisions, losses, criterion)
+
+
+def _depth(folder: RunFolder) -> Depth:
+    return Depth(len(folder.plan.layers), folder.read(folder.events) if folder.config.growth.has("stack") else ())
+
+
+def _final(folder: RunFolder, depth: Depth) -> Plan:
+    """The structure at the end without its loops; layers that are newer than the newest checkpoint as they will be."""
+    newest = folder.newest_plan.bare
+    known = newest.layers if len(newest.layers) >= depth.layers or not newest.target else newest.target
+    layers = tuple(known[min(layer, len(known) - 1)] for layer in range(depth.layers))
+    return replace(newest, layers=layers, target=())
 
 
 def run_text(run: str | Path) -> str:
@@ -103,11 +127,12 @@ def run_text(run: str | Path) -> str:
 
 
 def _growth_lines(folder: RunFolder) -> list[str]:
-    if folder.config.growth.has(*OF_HEADS):
-        return read_head_history(folder).lines()
-    structure = describe_structure(folder.newest_plan)
+    heads = read_head_history(folder).lines() if folder.config.growth.has(*OF_SHAPE) else []
     decisions = read_history(folder).decisions
-    return [*(f"step {entry['step']:,}: {describe_growth(dict(entry))}" for entry in decisions), structure]
+    loops = [f"step {entry['step']:,}: {describe_growth(dict(entry))}" for entry in decisions]
+    if heads and not loops:
+        return heads
+    return [*heads, *loops, describe_structure(folder.newest_plan)]
 
 
 def evaluation_text(result: Evaluation) -> str:

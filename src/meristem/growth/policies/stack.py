@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, replace
+from functools import reduce
 from itertools import pairwise
 from typing import Any, ClassVar, Literal
 
@@ -99,7 +100,8 @@ class Stack(Policy):
         edits = self._stacked(plan, size) if self.order == "stack" else self._interleaved(plan, size)
         copies = [[edit.at, edit.copy_of] for edit in edits]
         rule = f"{step} of {self.total_steps} updates are done; copies change the function, and the loss jumps"
-        facts = {"layers": size, "before": now, "order": self.order, "copies": copies}
+        grown = reduce(lambda had, edit: edit.apply(had), edits, plan)
+        facts = {"layers": size, "before": now, "order": self.order, "copies": copies, "heads": list(grown.heads)}
         return Decision(state, (Change("stack", rule, tuple(edits), facts=facts),))
 
     def _stacked(self, plan: Plan, size: int) -> list[AddBlock]:

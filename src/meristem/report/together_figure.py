@@ -1,0 +1,18 @@
+"""The picture of a run in which heads or blocks and loops grew: both stories over one axis of steps."""
+
+from __future__ import annotations
+
+from meristem.report.drawing.panels import StepLine, stacked, with_lines
+from meristem.report.head_history import HeadHistory
+from meristem.report.heads_figure import head_panels, heads_facts
+from meristem.report.loop_history import History
+from meristem.report.loops_figure import loop_panels, loops_facts
+
+
+def together_svg(heads: HeadHistory, loops: History, title: str = "") -> str:
+    """Heads, demand and loss above, entropies, strengths and costs of loops below; stacks are lines through all."""
+    stacks = [StepLine(entry["step"], is_strong=True) for entry in heads.stacks]
+    panels = with_lines([*head_panels(heads), *loop_panels(loops)], stacks)
+    last_step = max(heads.last_step, loops.last_step)
+    facts = f"{heads_facts(heads)}; {loops_facts(loops).partition('; ')[2]}".rstrip("; ")
+    return stacked(panels, last_step, title or "Growth", facts)
