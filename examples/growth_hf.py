@@ -30,7 +30,7 @@ arguments = TrainingArguments(
 trainer = Trainer(
     model,
     arguments,
-    train_dataset=[{"tokens": window[:-1], "labels": window[1:]} for window in windows],  # labels are shifted already
+    train_dataset=[{"tokens": window[:-1], "targets": window[1:]} for window in windows],
     callbacks=[growth],
 )
 trainer.train()  # an interrupted run goes on exactly with trainer.train(resume_from_checkpoint=True)

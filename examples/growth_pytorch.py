@@ -21,8 +21,8 @@ grower = Grower(model, optimizer, [policy])
 for step in range(1, STEPS + 1):
     starts = torch.randint(len(text) - plan.context, (8,)).tolist()
     windows = torch.stack([text[start : start + plan.context + 1] for start in starts])
-    tokens, labels = windows[:, :-1], windows[:, 1:]
-    loss = model(tokens, labels=labels).loss
+    tokens, targets = windows[:, :-1], windows[:, 1:]
+    loss = model(tokens, targets=targets).loss
     loss.backward()
     optimizer.step()
     optimizer.zero_grad()

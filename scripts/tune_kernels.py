@@ -92,15 +92,15 @@ def main() -> None:
     strides = [s for head in heads for s in head.stride()[:3]]
     part = ROWS * LOOPED * DIM * 2 / 1e6  # megabytes of one of queries, keys, values
     tiles = list(itertools.product((4, 8, 16, 32, 64), (2, 4, 8)))
-    packed, change, turned = (torch.randn(ROWS, 4 * LOOPED, DIM, device=device).bfloat16() for _ in range(3))
+    packed, change, rotated = (torch.randn(ROWS, 4 * LOOPED, DIM, device=device).bfloat16() for _ in range(3))
     read, read_grad = (torch.randn(ROWS, LOOPED, DIM, device=device).bfloat16() for _ in range(2))
-    followed, change_grad, scale_grad = packed[:, : 3 * LOOPED].clone(), turned.clone(), scale.clone()
+    followed, change_grad, scale_grad = packed[:, : 3 * LOOPED].clone(), rotated.clone(), scale.clone()
     shape = {"HEADS": LOOPED, "HALF": DIM // 2, "PART": PART}
     for four in (False, True):
         sweep(
-            "unturn" + " with more" * four, part * (3 + 3 + 3 + 6 * four), tiles,
-            lambda m, warps, four=four: loops._unturn[(triton.cdiv(ROWS, m),)](
-                *heads, packed, scale, cos, sin, change, scale_grad, turned, inner,
+            "unrotate" + " with more" * four, part * (3 + 3 + 3 + 6 * four), tiles,
+            lambda m, warps, four=four: loops._unrotate[(triton.cdiv(ROWS, m),)](
+                *heads, packed, scale, cos, sin, change, scale_grad, rotated, inner,
                 ROWS, LENGTH, LENGTH, WIDTH, *strides, **shape, FOUR=four, BLOCK_M=m, num_warps=warps,
             ),
         )  # fmt: skip
@@ -114,7 +114,7 @@ def main() -> None:
     sweep(
         "follow_backward", part * (3 + 3 + 4 + 1 + 1 + 4 + 4 + 1), tiles,
         lambda m, warps: loops._follow_backward[(triton.cdiv(ROWS, m),)](
-            *heads, followed, inner, packed, change, read, scale, cos, sin, turned, change_grad, read_grad, scale_grad,
+            *heads, followed, inner, packed, change, read, scale, cos, sin, rotated, change_grad, read_grad, scale_grad,
             ROWS, LENGTH, LENGTH, WIDTH, *strides, **shape, BLOCK_M=m, num_warps=warps,
         ),
     )  # fmt: skip
@@ -122,8 +122,8 @@ def main() -> None:
         many = torch.randn(BATCH, LENGTH, count, DIM, device=device).bfloat16()
         pairs = triton.next_power_of_2(count * DIM // 2)
         sweep(
-            f"turn {count} heads", 2 * many.numel() * 2 / 1e6, itertools.product((1, 2, 4, 8, 16), (2, 4, 8)),
-            lambda m, warps, many=many, count=count, pairs=pairs: kernels._turn[(triton.cdiv(ROWS, m),)](
+            f"rotate {count} heads", 2 * many.numel() * 2 / 1e6, itertools.product((1, 2, 4, 8, 16), (2, 4, 8)),
+            lambda m, warps, many=many, count=count, pairs=pairs: kernels._rotate[(triton.cdiv(ROWS, m),)](
                 many, many, cos, sin, ROWS, LENGTH, LENGTH, *many.stride()[:3], many.stride(1),
                 HEADS=count, HALF=DIM // 2, SIGN=1, PART=pairs, BLOCK_M=m, num_warps=warps,
             ),

@@ -1,13 +1,18 @@
 """What the documentation shows is true."""
 
+import doctest
+import importlib
 import re
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from meristem.cli import main
 from meristem.config import _known_keys, load_config
+from meristem.plan import Plan
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -16,6 +21,14 @@ def test_the_readme_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
     (example,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     exec(compile(example, "README.md", "exec"), {})
     assert "parameters" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["plan", "model.decoder", "model.encoder", "model.generate"])
+def test_the_examples_of_docstrings_are_true(name: str) -> None:
+    known = {"Plan": Plan, "torch": torch}
+    outcome = doctest.testmod(importlib.import_module(f"meristem.{name}"), extraglobs=known)
+    assert outcome.attempted > 0
+    assert outcome.failed == 0
 
 
 def test_every_configuration_key_is_in_the_guide() -> None:
@@ -46,13 +59,76 @@ def test_every_configuration_file_builds_its_plan(path: Path) -> None:
 
 
 def test_links_lead_somewhere() -> None:
-    for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
+    for page in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md")):
         for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
             assert (page.parent / target).exists(), f"{page.name}: {target}"
 
 
-@pytest.mark.parametrize("name", ["README.md", "docs/guide.md", "docs/incrt.md"])
-def test_prose_is_wrapped(name: str) -> None:
-    """Lines of tables excepted, which cannot be."""
-    lines = enumerate((ROOT / name).read_text().splitlines(), 1)
-    assert [number for number, line in lines if len(line) > 140 and not line.startswith("|")] == []
+PAGES = [ROOT / "README.md", *(page for page in (ROOT / "docs").rglob("*.md") if page.name != "lab-log.md")]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_prose_is_wrapped(page: Path) -> None:
+    """Tables and pictures excepted, which cannot be."""
+    lines = enumerate(page.read_text().splitlines(), 1)
+    assert [number for number, line in lines if len(line) > 120 and not line.startswith(("|", "!["))] == []
+
+
+# --- citations of the method notes -----------------------------------------------------------------------------------
+
+METHODS = {page.stem: page.read_text() for page in (ROOT / "docs/methods").glob("*.md")}
+CITED = re.compile(
+    r"(?P<page>prism|sgt|incrt)\.md(?: (?P<sections>(?:(?:, | and )?(?:D\d+|O\d+|\d(?:\.\d)?)\b)+))?"
+    r"|(?:test_(?P<method>sgt|incrt)_)?oracles?[ _](?P<oracles>\d+(?:(?:, | and | to |_and_|_)\d+)*)"
+    r"|section (?P<section>\d(?:\.\d)?)\b"
+    r"|\b(?P<decision>D\d+)\b",
+    re.IGNORECASE,
+)
+
+
+def numbers(text: str) -> set[int]:
+    """The numbers of a list such as `1 to 3, 7 and 9`."""
+    ranges = (re.findall(r"\d+", part) for part in re.split(r", | and |_and_|_", text))
+    return {number for ends in ranges for number in range(int(ends[0]), int(ends[-1]) + 1)}
+
+
+def citations(text: str) -> Iterator[tuple[str, str]]:
+    """The page and the pattern of everything that a file cites; a bare number is one of the page named last."""
+    page = "prism"  # also that of oracles without a prefix in the name of a test
+    for match in CITED.finditer(re.sub(r"\s+(?:# )?", " ", text)):
+        page = (match["page"] or page).lower()
+        for item in re.findall(r"[DO]?\d[\d.]*", match["sections"] or match["decision"] or match["section"] or ""):
+            if item[0] in "DO":
+                yield page, rf"^- \*\*{item} " if item[0] == "D" else rf"^\| {item} \|"
+            else:
+                yield page, rf"^(\*\*|##+ ){re.escape(item)} "
+        if match["oracles"]:
+            in_a_name = "_" in match[0]
+            named = match["method"] or ("prism" if in_a_name else page)
+            yield from ((named, rf"^\| O?{number} \|") for number in numbers(match["oracles"]))
+
+
+def test_what_code_and_tests_cite_is_in_the_method_notes() -> None:
+    files = [path for folder in ("src", "tests", "scripts") for path in (ROOT / folder).rglob("*.py")]
+    cited = [(path, *found) for path in files if path != Path(__file__) for found in citations(path.read_text())]
+    assert len(cited) > 150
+    missing = [
+        f"{path.relative_to(ROOT)} cites {page}.md: {pattern}"
+        for path, page, pattern in cited
+        if not re.search(pattern, METHODS[page], re.MULTILINE)
+    ]
+    assert missing == []
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("(prism.md 2.1 and 6, oracles 1 to 3)", ["2.1", "6", "1", "2", "3"]),
+        ("def test_sgt_oracle_14_vectors", ["14"]),
+        ("def test_incrt_oracles_1_and_2_half", ["1", "2"]),
+        ("(sgt.md 1, D4, and the oracle 7 of it)", ["1", "D4", "7"]),
+    ],
+)
+def test_citations_are_found(text: str, expected: list[str]) -> None:
+    found = [re.sub(r"[^\dD.]", "", pattern).strip(".") for _, pattern in citations(text)]
+    assert found == expected

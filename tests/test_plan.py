@@ -710,9 +710,36 @@ def test_heads_of_a_given_dim_need_not_fill_the_width() -> None:
     assert Plan.from_heads([5, 7], width=100, head_dim=6).layers == (LayerPlan(5, 6, 5), LayerPlan(7, 6, 7))
     assert Plan.from_heads([4], width=100, head_dim=6, kv_group=2).layers == (LayerPlan(4, 6, 2),)
     with pytest.raises(InputError, match=r"head_dim = 64: .*uniform"):
-        Plan.prism(layers=12, width=768, heads=12, head_dim=64)
+        Plan.scheduled("prism", layers=12, width=768, heads=12, head_dim=64)
     with pytest.raises(InputError, match="head_dim = 7"):
         Plan.uniform(layers=1, width=768, heads=1, head_dim=7)
+
+
+WRONG_TYPES: dict[str, Any] = {
+    "layers": "2", "width": "64", "heads": [4], "vocabulary": 11.0, "context": None, "feed_forward": "16",
+    "head_dim": "16", "kv_group": 1.0, "force_multi_query": "yes", "classes": "3", "pooling": 3,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("field", WRONG_TYPES)
+def test_builders_name_what_has_the_wrong_type(field: str) -> None:
+    shape: dict[str, Any] = {"layers": 2, "width": 64, "heads": 4, field: WRONG_TYPES[field]}
+    with pytest.raises(InputError, match=rf"^{field} = "):
+        Plan.uniform(**shape)
+
+
+def test_other_wrong_types_are_named_too() -> None:
+    wrong: Any = 5
+    with pytest.raises(InputError, match="heads = 5: must be a list of head counts"):
+        Plan.from_heads(wrong, width=64)
+    with pytest.raises(InputError, match="dims = 5: must be a list of head dims"):
+        Plan.prism(layers=12, width=768, heads=12, dims=wrong)
+    with pytest.raises(InputError, match="loop = 5: must be a Loop"):
+        LayerPlan(2, 8, 2, loop=wrong)
+    with pytest.raises(InputError, match=r"loop\.heads = 5: must be a tuple of heads"):
+        LayerPlan(2, 8, 2, loop=Loop(wrong, 1))
+    with pytest.raises(InputError, match="gates = 5: must be Gates"):
+        Plan(16, 11, 8, 16, (LayerPlan(2, 8, 2),), gates=wrong)
 
 
 # --- sizes that cannot be --------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import io
 import json
+import logging
 import os
 import signal
 import sys
@@ -13,11 +14,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
+from typer.core import TyperCommand
 
 from meristem import __version__
 from meristem.arguments import integers
+from meristem.choices import DemoCriterion, KnownTaskKind, OnError, OtherLabels, Pooling, Quote, Schedule
 from meristem.cli_bench import bench_app
-from meristem.errors import InputError, MachineError, RunError, shortened
+from meristem.cli_help import examples
+from meristem.errors import InputError, MachineError, Remedy, RunError, shortened
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -26,6 +30,7 @@ if TYPE_CHECKING:
     from meristem.evaluation.evaluate_classifier import ClassEvaluation
     from meristem.plan import Plan
     from meristem.training.loop import Outcome
+    from meristem.wording import Notice
 
 app = typer.Typer(
     name="meristem",
@@ -43,6 +48,13 @@ app.add_typer(demo_app, name="demo")
 
 OVERRIDES = {"allow_extra_args": True, "ignore_unknown_options": True}
 
+# What the library names otherwise than the command line does; other names differ by their hyphens only.
+FLAGS = {
+    "columns.text": "--text-column", "columns.label": "--label-column", "columns.split": "--split-column",
+    "columns.quote": "--quote", "columns.field": "--label-field", "columns.table": "--label-table",
+    "end_of_text": "--end-of-text",
+}  # fmt: skip
+
 
 # What the machine, not the input, is the reason of: a full or broken disk, too many open files, no memory.
 MACHINE = (
@@ -56,6 +68,7 @@ def main() -> None:
     The exit status is 2 where the input is at fault, 1 where the machine is.
     """
     _mend_streams()
+    _show_log()
     try:
         try:
             code = app(standalone_mode=False)
@@ -65,8 +78,11 @@ def main() -> None:
     except BrokenPipeError:  # whoever read the output has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         sys.exit(128 + 13)
-    except (InputError, RunError) as error:
-        _fail(2, str(error))
+    except InputError as error:
+        named = InputError(FLAGS.get(error.field, error.field), error.value, error.expected)
+        _fail(2, f"{named}{_remedy_text(error.remedy)}")
+    except RunError as error:
+        _fail(2, f"{error}{_remedy_text(error.remedy)}")
     except MachineError as error:
         _fail(1, str(error))
     except MemoryError as error:
@@ -96,6 +112,44 @@ def _mend_streams() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
+
+
+class _PlainLines(logging.Handler):
+    """Shows what the library logs as plain lines."""
+
+    stream = "stdout"
+
+    def emit(self, record: logging.LogRecord) -> None:
+        print(record.getMessage(), file=getattr(sys, self.stream), flush=True)
+
+
+LINES = _PlainLines(logging.INFO)
+
+
+def _show_log(stream: str = "stdout") -> None:
+    """Show what is logged on the standard output, or on the standard error where the output is for results."""
+    LINES.stream = stream
+    logger = logging.getLogger("meristem")
+    logger.setLevel(logging.INFO)
+    logger.addHandler(LINES)  # the same one is not added twice
+
+
+def _remedy_text(remedy: Remedy | None) -> str:
+    """How a remedy is asked for on the command line, in brackets."""
+    if remedy is None:
+        return ""
+    names = (argument.partition("=") for argument in remedy.arguments)
+    flags = ", ".join(f"{FLAGS.get(name, _flag(name))} {value}".strip() for name, _, value in names)
+    command = ["meristem", remedy.call, remedy.target] if remedy.call else []
+    return f" ({' '.join(part for part in (*command, flags) if part)})"
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def _notice_text(notice: Notice) -> str:
+    return f"{notice.text}{_remedy_text(notice.remedy)}"
 
 
 def _fail(code: int, text: str) -> NoReturn:
@@ -130,13 +184,19 @@ def _top(version: Annotated[bool, typer.Option("--version", help="Print the vers
 # --- plan ------------------------------------------------------------------------------------------------------------
 
 
-@app.command("plan")
+@app.command(
+    "plan",
+    epilog=examples(
+        "meristem plan --layers 12 --width 768 --heads 12 --against uniform",
+        "meristem plan --heads 3,3,6,6,12,12 --out my-plan.json",
+    ),
+)
 def plan_command(
     layers: Annotated[int | None, typer.Option(help="Number of layers; 12.")] = None,
     width: Annotated[int | None, typer.Option(help="Width of the residual stream; 768.")] = None,
     heads: Annotated[str | None, typer.Option(help="Base head count; 12. Or a list: 3,3,6,6,12,12.")] = None,
     schedule: Annotated[
-        str | None, typer.Option(help="prism, uniform, linear, geometric, cosine, reverse, bump or shuffle.")
+        Schedule | None, typer.Option(help="Head counts over depth; prism unless --heads is a list.")
     ] = None,
     file: Annotated[Path | None, typer.Option("--plan", help="A plan file, or a run for its present plan.")] = None,
     dims: Annotated[str, typer.Option(help="Allowed head dims.")] = "256,128,96,64",
@@ -150,10 +210,10 @@ def plan_command(
     feed_forward: Annotated[int | None, typer.Option(help="Feed-forward size; 8/3 of the width.")] = None,
     head_dim: Annotated[int | None, typer.Option(help="Head dim; width / heads. For uniform and lists.")] = None,
     classes: Annotated[int | None, typer.Option(help="Plan a classifier that tells so many classes apart.")] = None,
-    pooling: Annotated[str, typer.Option(help="What a classifier's answer is read from: mean or first.")] = "mean",
+    pooling: Annotated[Pooling, typer.Option(help="What a classifier's answer is read from.")] = "mean",
     tensor_parallel: Annotated[int, typer.Option(help="Warn unless this size divides all head counts.")] = 1,
     batch_tokens: Annotated[int, typer.Option(help="Tokens per forward pass, for the memory estimate.")] = 32768,
-    against: Annotated[str | None, typer.Option(help="Schedule to set beside this one, such as uniform.")] = None,
+    against: Annotated[Schedule | None, typer.Option(help="Schedule to set beside this one.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
     out: Annotated[Path | None, typer.Option(help="Write the plan to a file.")] = None,
 ) -> None:
@@ -241,7 +301,13 @@ def _refuse_mqa(plan: Plan) -> None:
 # --- data ------------------------------------------------------------------------------------------------------------
 
 
-@data_app.command("prepare")
+@data_app.command(
+    "prepare",
+    epilog=examples(
+        "meristem data prepare my-texts/ --out data",
+        "meristem data prepare corpus.jsonl.zst --tokenizer tokenizer.json --out data",
+    ),
+)
 def data_prepare(
     out: Annotated[Path, typer.Option(help="Folder to write.")],
     paths: Annotated[
@@ -251,7 +317,7 @@ def data_prepare(
     tokenizer: Annotated[str, typer.Option(help="bytes, or a Hugging Face tokenizer.json.")] = "bytes",
     end_of_text: Annotated[str | None, typer.Option(help="End-of-text token, if not one of the usual.")] = None,
     held_out: Annotated[float | None, typer.Option(help="Share of documents held out; 0.005, built-in 0.05.")] = None,
-    on_error: Annotated[str, typer.Option(help="For a bad line or file: refuse or skip.")] = "refuse",
+    on_error: Annotated[OnError, typer.Option(help="What to do about a bad line or file.")] = "refuse",
     text_field: Annotated[str, typer.Option(help="Field of jsonl and parquet that holds the text.")] = "text",
     workers: Annotated[int | None, typer.Option(help="Processes; one per core if it pays.")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace data made from other inputs.")] = False,
@@ -262,15 +328,12 @@ def data_prepare(
 
     if builtin == bool(paths):
         raise InputError("paths", [str(p) for p in paths or []], "give either files and folders, or --builtin")
-    if on_error not in ("refuse", "skip"):
-        raise InputError("on_error", on_error, "must be refuse or skip")
     with shown_progress() as report:
         index = prepare(
             stdlib_files() if builtin else paths or [], out,
             tokenizer=load_tokenizer(tokenizer, end_of_text),
             held_out=held_out if held_out is not None else (0.05 if builtin else 0.005),
-            on_error="skip" if on_error == "skip" else "refuse",
-            text_field=text_field, workers=workers, overwrite=overwrite, report=report,
+            on_error=on_error, text_field=text_field, workers=workers, overwrite=overwrite, report=report,
             source="Python standard library" if builtin else None,
         )  # fmt: skip
     print(
@@ -279,10 +342,16 @@ def data_prepare(
         f"{index.tokenizer.vocabulary:,} token ids" + (f"; {index.skipped} bad places skipped" if index.skipped else "")
     )
     if held_out != 0 and (warning := held_out_warning(index)) is not None:
-        print(f"warning: {warning}", file=sys.stderr)
+        print(f"warning: {_notice_text(warning)}", file=sys.stderr)
 
 
-@data_app.command("prepare-labelled")
+@data_app.command(
+    "prepare-labelled",
+    epilog=examples(
+        "meristem data prepare-labelled reviews.tsv --out data",
+        "meristem data prepare-labelled spikes.fasta --label-field 2 --k 3 --out data",
+    ),
+)
 def data_prepare_labelled(
     out: Annotated[Path, typer.Option(help="Folder to write.")],
     paths: Annotated[list[Path], typer.Argument(help="Files: csv, tsv, jsonl, fasta; .gz and .zst too.")],
@@ -290,7 +359,7 @@ def data_prepare_labelled(
     text_column: Annotated[str | None, typer.Option(help="Column of the text; sentence, text or sequence.")] = None,
     label_column: Annotated[str, typer.Option(help="Column of the label.")] = "label",
     split_column: Annotated[str | None, typer.Option(help="Column that says train or validation.")] = None,
-    quote: Annotated[str, typer.Option(help="csv, none, or auto: none for tsv.")] = "auto",
+    quote: Annotated[Quote, typer.Option(help="How csv and tsv are quoted; auto: none for tsv.")] = "auto",
     label_field: Annotated[int, typer.Option(help="Field of FASTA headers between bars; -1 is the last.")] = -1,
     label_table: Annotated[Path | None, typer.Option(help="CSV or TSV with the labels of FASTA records.")] = None,
     table_id: Annotated[str, typer.Option(help="Its column of ids.")] = "id",
@@ -306,11 +375,11 @@ def data_prepare_labelled(
     min_rows: Annotated[int, typer.Option(help="Leave out classes with fewer training rows.")] = 1,
     held_out: Annotated[float, typer.Option(help="Share of texts held out, if neither file nor column says.")] = 0.1,
     drop_duplicates: Annotated[bool, typer.Option("--drop-duplicates", help="Train on every text once.")] = False,
-    on_error: Annotated[str, typer.Option(help="For a bad row: refuse or skip.")] = "refuse",
+    on_error: Annotated[OnError, typer.Option(help="What to do about a bad row.")] = "refuse",
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace data made from other inputs.")] = False,
 ) -> None:
     """Turn labelled rows into data for a classifier."""
-    from meristem.data import Columns, Cut, default_cut, findings_text, findings_warnings, prepare_labelled
+    from meristem.data import Columns, Cut, default_cut, findings_notes, findings_warnings, prepare_labelled
 
     files = [*paths, *(validation or [])]
     cut = default_cut(files, k, stride) if tokens is None else Cut.named(tokens, k, stride)
@@ -323,13 +392,13 @@ def data_prepare_labelled(
         report=print,
     )  # fmt: skip
     print(f"texts are cut into {cut}" + (" (--tokens for other pieces)" if tokens is None else ""))
-    print(f"{out}: {findings_text(index)}")
+    print(f"{out}: " + "\n".join(map(_notice_text, findings_notes(index))))
     wanted = bool(held_out or validation or split_column)
-    for text in findings_warnings(index, held_out=wanted):
-        print(f"warning: {text}", file=sys.stderr)
+    for warning in findings_warnings(index, held_out=wanted):
+        print(f"warning: {_notice_text(warning)}", file=sys.stderr)
 
 
-@data_app.command("verify")
+@data_app.command("verify", epilog=examples("meristem data verify data"))
 def data_verify(folder: Annotated[Path, typer.Argument(help="A prepared folder.")]) -> None:
     """Check every file of a prepared folder against its sha256."""
     from meristem.data import verify
@@ -341,7 +410,26 @@ def data_verify(folder: Annotated[Path, typer.Argument(help="A prepared folder."
 # --- train, resume, eval, generate -----------------------------------------------------------------------------------
 
 
-@app.command("train", context_settings=OVERRIDES)
+class _WithSettings(TyperCommand):
+    """A command that takes the settings of a configuration, which its help lists."""
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        from meristem.config import all_settings  # the policies' own defaults come with torch: only now
+
+        super().format_epilog(ctx, formatter)
+        with formatter.section("Settings, each with what it takes and what it is if not given"):
+            formatter.write_dl([(f"--{s.key}", f"{s.takes}  [default: {s.default}]") for s in all_settings()])
+
+
+@app.command(
+    "train",
+    cls=_WithSettings,
+    context_settings=OVERRIDES,
+    epilog=examples(
+        "meristem train configs/demo.toml --out runs/first --data.path data",
+        "meristem train configs/demo.toml --out runs/depth --growth.policy sgt --train.steps 2000",
+    ),
+)
 def train_command(
     context: typer.Context,
     config: Annotated[Path, typer.Argument(help="A TOML file; see configs/.")],
@@ -357,7 +445,11 @@ def train_command(
     _finish(lambda: resume(out, resolved) if exists else train(resolved, out))
 
 
-@app.command("resume", context_settings=OVERRIDES)
+@app.command(
+    "resume",
+    context_settings=OVERRIDES,
+    epilog=examples("meristem resume runs/first", "meristem resume runs/first --train.device cpu"),
+)
 def resume_command(
     context: typer.Context,
     run: Annotated[Path, typer.Argument(help="The folder of a run.")],
@@ -375,6 +467,7 @@ def resume_command(
 
 def _finish(train: Callable[[], Outcome]) -> None:
     """Train, and draw what was learned; leave with the signal's exit status if one ended the run."""
+    from meristem.training.display import silence_output
     from meristem.training.distributed import own_rank
 
     try:
@@ -389,11 +482,19 @@ def _finish(train: Callable[[], Outcome]) -> None:
         if outcome.signal is None:
             held_out = "" if outcome.held_out is None else f", held-out loss {outcome.held_out:.4f}"
             print(f"finished at step {outcome.step}{held_out}: {outcome.folder}")
+        else:
+            try:
+                print(f"go on with: meristem resume {outcome.folder}", flush=True)
+            except OSError:  # nobody reads any more
+                silence_output()
     if outcome.signal is not None:
         raise typer.Exit(128 + outcome.signal)
 
 
-@app.command("eval")
+@app.command(
+    "eval",
+    epilog=examples("meristem eval runs/first", "meristem eval runs/classifier --data more-reviews.tsv --json"),
+)
 def eval_command(
     run: Annotated[Path, typer.Argument(help="The folder of a run.")],
     step: Annotated[int | None, typer.Option(help="Checkpoint to take; the newest if not given.")] = None,
@@ -404,16 +505,19 @@ def eval_command(
     text_column: Annotated[str | None, typer.Option(help="Column of a file, if not the run's own.")] = None,
     label_column: Annotated[str | None, typer.Option(help="Column of a file, if not the run's own.")] = None,
     split_column: Annotated[str | None, typer.Option(help="Column of a file, if not the run's own.")] = None,
-    quote: Annotated[str | None, typer.Option(help="csv, none or auto.")] = None,
+    quote: Annotated[Quote | None, typer.Option(help="How a file is quoted, if not as the run's own.")] = None,
     label_field: Annotated[int | None, typer.Option(help="Field of FASTA headers with the label.")] = None,
     label_table: Annotated[Path | None, typer.Option(help="CSV or TSV with the labels of FASTA records.")] = None,
-    other_labels: Annotated[str | None, typer.Option(help="Labels new to the run: count (apart) or refuse.")] = None,
-    on_error: Annotated[str | None, typer.Option(help="For a bad row of a file: refuse or skip.")] = None,
+    other_labels: Annotated[
+        OtherLabels | None, typer.Option(help="Labels new to the run; counted apart if not given.")
+    ] = None,
+    on_error: Annotated[OnError | None, typer.Option(help="What to do about a bad row of a file.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     out: Annotated[Path | None, typer.Option(help="Folder for result and pictures; the run's own.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
 ) -> None:
     """Held-out loss, perplexity and attention distance; of a classifier accuracy and F1. Draws pictures."""
+    _show_log("stderr")
     from meristem.report.pictures import draw_growth, draw_loss, draw_structure
     from meristem.runs.folder import RunFolder
 
@@ -464,7 +568,7 @@ def _print_pictures(run: Path, pictures: Sequence[Path | None]) -> None:
     print(f"pictures: {', '.join(drawn)}" if drawn else f"{run} cannot be written to: nothing was saved (see --out)")
 
 
-@app.command("report")
+@app.command("report", epilog=examples("meristem report runs/first", "meristem report runs/first --out pictures"))
 def report_command(
     run: Annotated[Path, typer.Argument(help="The folder of a run.")],
     out: Annotated[Path | None, typer.Option(help="Folder for the pictures; the run's own.")] = None,
@@ -476,7 +580,7 @@ def report_command(
     _print_pictures(run, [draw_loss(run, out), draw_growth(run, out)])
 
 
-@app.command("audit")
+@app.command("audit", epilog=examples("meristem audit runs/first", "meristem audit runs/first --sequences 1000 --json"))
 def audit_command(
     run: Annotated[Path, typer.Argument(help="The folder of a run.")],
     sequences: Annotated[int, typer.Option(help="Held-out windows or rows to compare losses on, at most.")] = 256,
@@ -490,15 +594,23 @@ def audit_command(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
 ) -> None:
     """Does every head of a trained model matter (minimal), and would another one help (sufficient)?"""
+    _show_log("stderr")
     from meristem.evaluation.audit import AuditSettings
-    from meristem.evaluation.audit_run import audit_run, printed_progress
+    from meristem.evaluation.audit_run import audit_run, paced
 
     settings = AuditSettings(threshold, feeds, steps, layers=layers)
-    result = audit_run(run, settings, sequences=sequences, data=data, device=device, out=out, report=printed_progress())
+    report = paced(lambda text: print(text, file=sys.stderr, flush=True))
+    result = audit_run(run, settings, sequences=sequences, data=data, device=device, out=out, report=report)
     print(json.dumps(result.to_dict(), indent=1, allow_nan=False) if as_json else result)
 
 
-@app.command("generate")
+@app.command(
+    "generate",
+    epilog=examples(
+        'meristem generate runs/first --prompt "Once upon a time"',
+        'meristem generate runs/first --prompt "One" --prompt "Two" --temperature 0',
+    ),
+)
 def generate_command(
     run: Annotated[Path, typer.Argument(help="The folder of a run.")],
     prompt: Annotated[list[str], typer.Option(help="Text to continue; repeat for several.")],
@@ -547,16 +659,20 @@ def generate_command(
 # --- demo ------------------------------------------------------------------------------------------------------------
 
 
-@demo_app.command("incrt")
+@demo_app.command(
+    "incrt", epilog=examples("meristem demo incrt", "meristem demo incrt --task bag", "meristem demo incrt --heads 6")
+)
 def demo_incrt(
     heads: Annotated[int, typer.Option(help="Heads of the teacher, which the model should find: 1 to 8.")] = 4,
     seed: Annotated[int, typer.Option(help="Seed of the task and of the model.")] = 0,
-    task: Annotated[str, typer.Option(help="teacher, bag (1 head is enough) or noise (nothing to learn).")] = "teacher",
-    criterion: Annotated[str, typer.Option(help="demand, or published: the rule as published.")] = "demand",
+    task: Annotated[
+        KnownTaskKind, typer.Option(help="A teacher's heads; a bag, where 1 is enough; noise, with nothing to learn.")
+    ] = "teacher",
+    criterion: Annotated[DemoCriterion, typer.Option(help="What heads are born by.")] = "demand",
     steps: Annotated[int, typer.Option(help="Updates; 0 for 3000, or 4000 for more than 6 heads.")] = 0,
     out: Annotated[Path, typer.Option(help="Folder for picture and events.")] = Path("runs/demo-incrt"),
 ) -> None:
     """A model finds its number of heads on a task whose answer is known; about half a minute."""
     from meristem.synthetic.demo import Demo, show
 
-    show(Demo(task, heads, criterion, seed, steps), out)
+    show(Demo(task, heads, criterion, seed, steps), out, say=print)

@@ -10,28 +10,46 @@ from typing import Annotated, Any
 import typer
 
 from meristem.arguments import integers
-from meristem.errors import InputError
+from meristem.choices import BenchPolicy
+from meristem.cli_help import examples
 
 bench_app = typer.Typer(help="Measure speed and memory.", no_args_is_help=True, rich_markup_mode=None)
 
+# What the benches have in common.
+Layers = Annotated[int, typer.Option(help="Number of layers.")]
+Width = Annotated[int, typer.Option(help="Width.")]
+Heads = Annotated[int, typer.Option(help="Heads of every layer; for schedules the base count.")]
+Vocabulary = Annotated[int, typer.Option(help="Vocabulary size.")]
+Context = Annotated[int, typer.Option(help="Context length.")]
+Batch = Annotated[int, typer.Option(help="Sequences per step.")]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
+Compile = Annotated[bool | None, typer.Option(help="torch.compile; on a GPU if not given.")]
+Out = Annotated[Path | None, typer.Option(help="Write the results as JSON.")]
 
-@bench_app.command("step")
+
+@bench_app.command(
+    "step",
+    epilog=examples(
+        "meristem bench step --schedules uniform,prism --out step.json",
+        "meristem bench step --nanogpt ../nanoGPT",
+    ),
+)
 def bench_step(
-    layers: Annotated[int, typer.Option(help="Number of layers.")] = 12,
-    width: Annotated[int, typer.Option(help="Width.")] = 768,
-    heads: Annotated[int, typer.Option(help="Base head count.")] = 12,
+    layers: Layers = 12,
+    width: Width = 768,
+    heads: Heads = 12,
     schedules: Annotated[str, typer.Option(help="Schedules to measure, separated by commas.")] = "uniform,prism",
-    vocabulary: Annotated[int, typer.Option(help="Vocabulary size.")] = 50304,
-    context: Annotated[int, typer.Option(help="Context length.")] = 1024,
-    batch: Annotated[int, typer.Option(help="Sequences per step.")] = 32,
+    vocabulary: Vocabulary = 50304,
+    context: Context = 1024,
+    batch: Batch = 32,
     steps: Annotated[int, typer.Option(help="Timed steps.")] = 30,
     warmup: Annotated[int, typer.Option(help="Untimed steps before them.")] = 5,
     rounds: Annotated[int, typer.Option(help="Times every arm is measured, in turn.")] = 1,
     attention: Annotated[str, typer.Option(help="auto, cudnn, flash, efficient, math; or several.")] = "auto",
     nanogpt: Annotated[Path | None, typer.Option(help="A checkout of karpathy/nanoGPT to measure beside.")] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
-    compile: Annotated[bool | None, typer.Option(help="torch.compile; on a GPU if not given.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Write the results as JSON.")] = None,
+    device: Device = "auto",
+    compile: Compile = None,
+    out: Out = None,
 ) -> None:
     """Time of a whole training step (forward, backward, update), schedule by schedule, in one run."""
     from meristem.bench.step import compare_steps, results_text
@@ -39,14 +57,10 @@ def bench_step(
     from meristem.plan import Plan
 
     place = choose_device(device)
-    shape: dict[str, Any] = {
-        "layers": layers,
-        "width": width,
-        "heads": heads,
-        "vocabulary": vocabulary,
-        "context": context,
+    plans = {
+        name: Plan.scheduled(name, layers=layers, width=width, heads=heads, vocabulary=vocabulary, context=context)
+        for name in schedules.split(",")
     }
-    plans = {name: Plan.scheduled(name, **shape) for name in schedules.split(",")}
     report = compare_steps(
         plans, place, attention=attention.split(","), nanogpt=nanogpt, batch=batch, steps=steps, warmup=warmup,
         rounds=rounds, compile=place.type == "cuda" if compile is None else compile,
@@ -56,25 +70,29 @@ def bench_step(
     _write_json(report, out)
 
 
-@bench_app.command("growth")
+@bench_app.command(
+    "growth", epilog=examples("meristem bench growth", "meristem bench growth --policy incrt --out heads.json")
+)
 def bench_growth(
-    layers: Annotated[int, typer.Option(help="Number of layers.")] = 12,
-    width: Annotated[int, typer.Option(help="Width.")] = 768,
-    heads: Annotated[int, typer.Option(help="Heads of every layer.")] = 12,
-    vocabulary: Annotated[int, typer.Option(help="Vocabulary size.")] = 50304,
-    context: Annotated[int, typer.Option(help="Context length.")] = 1024,
-    batch: Annotated[int, typer.Option(help="Sequences per step.")] = 32,
+    layers: Layers = 12,
+    width: Width = 768,
+    heads: Heads = 12,
+    vocabulary: Vocabulary = 50304,
+    context: Context = 1024,
+    batch: Batch = 32,
     grown: Annotated[str, typer.Option(help="With sgt: layers with loops.")] = "10,7,4",
     looped: Annotated[str, typer.Option(help="With sgt: looped heads of each.")] = "3,7",
     passes: Annotated[int, typer.Option(help="With sgt: most extra passes of a layer.")] = 3,
-    policy: Annotated[str, typer.Option(help="sgt: loops; or incrt: heads, from one to all in every layer.")] = "sgt",
+    policy: Annotated[
+        BenchPolicy, typer.Option(help="What grows: loops, or heads, from one to all in every layer.")
+    ] = "sgt",
     classes: Annotated[int | None, typer.Option(help="With incrt: a classifier of so many classes.")] = None,
     feed_every: Annotated[int, typer.Option(help="With incrt: steps between two looks at the demand.")] = 25,
     steps: Annotated[int, typer.Option(help="Timed steps of an arm in a round.")] = 10,
     rounds: Annotated[int, typer.Option(help="Rounds over all arms.")] = 6,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
-    compile: Annotated[bool | None, typer.Option(help="torch.compile; on a GPU if not given.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Write the results as JSON.")] = None,
+    device: Device = "auto",
+    compile: Compile = None,
+    out: Out = None,
 ) -> None:
     """What growth costs: step time with loops, pauses at births, what is measured; in one run."""
     from meristem.bench.heads_cost import compare_heads, heads_text
@@ -82,8 +100,6 @@ def bench_growth(
     from meristem.devices import choose_device
     from meristem.plan import Plan
 
-    if policy not in ("sgt", "incrt"):
-        raise InputError("policy", policy, "must be sgt or incrt")
     place = choose_device(device)
     plan = Plan.uniform(
         layers=layers, width=width, heads=heads, vocabulary=vocabulary, context=context, classes=classes
@@ -103,19 +119,19 @@ def bench_growth(
     _write_json(report, out)
 
 
-@bench_app.command("save")
+@bench_app.command("save", epilog=examples("meristem bench save --rounds 8"))
 def bench_save(
-    layers: Annotated[int, typer.Option(help="Number of layers.")] = 12,
-    width: Annotated[int, typer.Option(help="Width.")] = 768,
-    heads: Annotated[int, typer.Option(help="Heads of every layer.")] = 12,
-    vocabulary: Annotated[int, typer.Option(help="Vocabulary size.")] = 50304,
-    context: Annotated[int, typer.Option(help="Context length.")] = 1024,
-    batch: Annotated[int, typer.Option(help="Sequences per step.")] = 32,
+    layers: Layers = 12,
+    width: Width = 768,
+    heads: Heads = 12,
+    vocabulary: Vocabulary = 50304,
+    context: Context = 1024,
+    batch: Batch = 32,
     rounds: Annotated[int, typer.Option(help="Saves of each kind.")] = 4,
     folder: Annotated[Path, typer.Option(help="Folder for the checkpoints, which are removed.")] = Path("runs/bench"),
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
-    compile: Annotated[bool | None, typer.Option(help="torch.compile; on a GPU if not given.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Write the results as JSON.")] = None,
+    device: Device = "auto",
+    compile: Compile = None,
+    out: Out = None,
 ) -> None:
     """How long a save holds up training, in the way of the updates and beside them; in one run."""
     from meristem.bench.save import compare_saves, saves_text
@@ -132,7 +148,7 @@ def bench_save(
     _write_json(report, out)
 
 
-@bench_app.command("start")
+@bench_app.command("start", epilog=examples("meristem bench start"))
 def bench_start(rounds: Annotated[int, typer.Option(min=1, help="Starts to measure.")] = 10) -> None:
     """How long `meristem --help` takes, from the start of Python to its end."""
     from meristem.bench.start import help_seconds, start_text

@@ -10,8 +10,24 @@ import types
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
+from meristem.choices import (
+    Attention,
+    Birth,
+    ClassWeights,
+    Criterion,
+    GrowthOrder,
+    GrowthPolicy,
+    LoopedHeads,
+    Numerics,
+    OnDivergence,
+    Pooling,
+    Probe,
+    Schedule,
+    TrackerName,
+    Unit,
+)
 from meristem.errors import InputError
 from meristem.files import read_toml
 from meristem.gauges.energy import check_numerics
@@ -21,9 +37,6 @@ from meristem.growth.policies.sgt import ENDLESS, Sgt
 from meristem.plan import Plan
 from meristem.schedules import PREFERRED_DIMS
 
-TRACKERS = ("tensorboard", "trackio", "wandb")
-CLASS_WEIGHTS = ("none", "balanced")
-ON_DIVERGENCE = ("stop", "rewind")
 LARGEST = 2**63  # whole numbers of a configuration are below
 
 # What may change when a run is resumed: the result does not depend on it, or (device, compile, micro_batch) only in the
@@ -42,7 +55,7 @@ class ModelConfig:
     layers: int = 12
     width: int = 768
     heads: int = 12
-    schedule: str = "prism"
+    schedule: Schedule = "prism"
     head_list: tuple[int, ...] = ()  # explicit head counts, instead of a schedule
     dims: tuple[int, ...] = PREFERRED_DIMS
     shuffle_seed: int = 0
@@ -50,7 +63,7 @@ class ModelConfig:
     context: int = 1024
     feed_forward: int | None = None  # 8/3 of the width if not given
     head_dim: int | None = None  # width / heads if not given; for the uniform schedule and lists
-    pooling: str = "mean"  # what a classifier's answer is read from: all tokens, or the first
+    pooling: Pooling = "mean"  # what a classifier's answer is read from: all tokens, or the first
     plan: str | None = None  # a plan file, instead of all of the above
 
     def build(self, vocabulary: int, classes: int | None = None, longest: int | None = None) -> Plan:
@@ -86,7 +99,7 @@ class DataConfig:
 
     path: str = "data"
     seed: int = 0
-    class_weights: str = "none"  # of a classifier's loss; balanced: classes count alike, however many rows they have
+    class_weights: ClassWeights = "none"  # of a classifier's loss; balanced: classes count alike, whatever their rows
 
 
 @dataclass(frozen=True)
@@ -99,9 +112,9 @@ class TrainConfig:
     seed: int = 0  # initial weights
     device: str = "auto"
     compile: bool | None = None  # on a GPU if not given
-    attention: str = "auto"
+    attention: Attention = "auto"
     max_skipped: int = 10  # updates with non-finite loss or gradient in a row that are taken for divergence
-    on_divergence: str = "stop"  # or rewind: go back to the last good checkpoint and pass over these batches
+    on_divergence: OnDivergence = "stop"  # or rewind: go back to the last good checkpoint and pass over these batches
     max_rewinds: int = 3  # times that is done before the run stops
 
 
@@ -138,26 +151,26 @@ class GrowthConfig:
     With SGT the structure is fixed from the start where `layers` are named, or taken over from another run, `like`.
     """
 
-    policy: str = "none"  # or sgt, or incrt
-    unit: str = "head"  # what is run again: some heads of a layer, or the whole block (then fixed from the start)
+    policy: GrowthPolicy = "none"  # or sgt, or incrt
+    unit: Unit = "head"  # what is run again: some heads of a layer, or the whole block (then fixed from the start)
     passes: int = Sgt.passes  # extra passes of a layer at most
-    heads: str = Sgt.heads  # which heads: of high or low entropy, random, or all
+    heads: LoopedHeads = "high"  # which heads: of high or low entropy, random, or all
     heads_per_layer: int = Sgt.heads_per_layer
     layers: tuple[int, ...] = ()  # none named: layers grow
     max_layers: int = Sgt.max_layers
     shortlist: int = Sgt.shortlist  # layers of highest entropy that may grow
     excluded: tuple[int, ...] = Sgt.excluded  # layers that never grow
-    order: str = Sgt.order  # or shallow_first
+    order: GrowthOrder = "deep_first"  # or shallow_first
     start: float = Sgt.start  # first decision: part of the run below 1, updates from 1 on
     window: float = Sgt.window  # between decisions, and until a new pass is at full strength
     beta: float = Sgt.beta  # memory of the entropies' average
-    birth: str = Sgt.birth  # or paper: all heads at once, those not chosen fade
+    birth: Birth = "gate"  # or paper: all heads at once, those not chosen fade
     train_gates: bool = Sgt.train_gates
     seed: int = Sgt.seed  # of random heads
     like: str | None = None  # a run whose grown layers and heads are taken from the start
     observe: bool = False  # record the entropy of every head
     observe_every: int = 0  # updates; a hundredth of the run if 0
-    probe: str = "rows"  # how entropy is measured: on some rows of a sequence, or fused on its last half
+    probe: Probe = "rows"  # how entropy is measured: on some rows of a sequence, or fused on its last half
     rows: int = 16
     sequences: int = Sgt.sequences  # of a batch, on which entropy is measured
 
@@ -230,8 +243,8 @@ OF_PRUNING = ("grace", "redundant", "tolerance")
 class IncrtConfig:
     """Heads that are born and leave during training (`growth.policy = "incrt"`). Times are updates."""
 
-    criterion: str = "demand"  # of the task; or published, the heads' own energy; or random, births at random times
-    numerics: str = "author"  # of the published criterion; or repaired
+    criterion: Criterion = "demand"  # of the task; or published, the heads' own energy; or random, births at random
+    numerics: Numerics = "author"  # of the published criterion; or repaired
     births: int = 0  # at random times
     feed_every: int | None = None  # between two looks at what the task asks of attention; 5 if not given
     decide_every: int | None = None  # 50 if not given, by the published criterion at every feed (repaired: every tenth)
@@ -270,7 +283,7 @@ class IncrtConfig:
         _refuse_idle("incrt", self, idle)
 
     def unused(self, policy: str) -> str:
-        """For people: settings that were given although this policy, or the criterion, has no use for them."""
+        """A sentence about settings that were given although this policy, or the criterion, has no use for them."""
         names = {field.name for field in fields(self)}
         if policy == "incrt":
             used = {"demand": names, "published": {"share", "prune"}, "random": {"warm_up"}}[self.criterion]
@@ -319,7 +332,7 @@ def _refuse_idle(title: str, section: GrowthConfig | IncrtConfig, idle: Mapping[
 
 
 def _given(settings: dict[str, Any]) -> dict[str, Any]:
-    """Those that are not left to the criterion."""
+    """The settings that are not left to the criterion."""
     return {name: value for name, value in settings.items() if value is not None}
 
 
@@ -352,7 +365,7 @@ class LogConfig:
     """How often metrics are written; trackers besides metrics.jsonl: tensorboard, trackio, wandb."""
 
     every: int = 10
-    trackers: tuple[str, ...] = ()
+    trackers: tuple[TrackerName, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -382,15 +395,13 @@ class Config:
             value = self[name]
             if value < minimum:
                 raise InputError(name, value, f"must be at least {minimum}")
-        for name, allowed in (("data.class_weights", CLASS_WEIGHTS), ("train.on_divergence", ON_DIVERGENCE)):
-            if self[name] not in allowed:
-                raise InputError(name, self[name], f"must be one of {', '.join(allowed)}")
+        for name in ("data.class_weights", "train.on_divergence"):
+            _check_choice(name, self[name], _known_keys()[name])
         micro = self.train.micro_batch
         if micro is not None and (micro < 1 or self.train.batch_size % micro):
             raise InputError("train.micro_batch", micro, f"must divide train.batch_size = {self.train.batch_size}")
         for name in self.log.trackers:
-            if name not in TRACKERS:
-                raise InputError("log.trackers", name, f"must be among {', '.join(TRACKERS)}")
+            _check_choice("log.trackers", name, TrackerName)
 
     @property
     def policies(self) -> list[Policy]:
@@ -505,6 +516,39 @@ def _known_keys() -> dict[str, Any]:
     }
 
 
+class Setting(NamedTuple):
+    """A key of the configuration as `--help` lists it: what it takes, and its value if it is not given."""
+
+    key: str
+    takes: str
+    default: str
+
+
+def all_settings() -> list[Setting]:
+    """Every setting of a configuration, section by section."""
+    defaults = Config()
+    return [Setting(key, _kind_text(kind), _default_text(defaults[key])) for key, kind in _known_keys().items()]
+
+
+def _kind_text(kind: Any) -> str:
+    """What a setting takes, in a word, or the words that it can be."""
+    if get_origin(kind) in (Union, types.UnionType):
+        return _kind_text(next(k for k in get_args(kind) if k is not type(None)))
+    if get_origin(kind) is tuple:
+        return f"{_kind_text(get_args(kind)[0])},..."
+    if get_origin(kind) is Literal:
+        return "|".join(get_args(kind))
+    return {str: "TEXT", bool: "true|false", int: "INTEGER", float: "NUMBER"}[kind]
+
+
+def _default_text(value: Any) -> str:
+    if value is None or value == ():
+        return "not given"
+    if isinstance(value, tuple):
+        return ",".join(map(str, value))
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
 def _nearest(key: str) -> str:
     known = list(_known_keys())
     close = difflib.get_close_matches(key, known, n=1, cutoff=0.0)
@@ -514,11 +558,11 @@ def _nearest(key: str) -> str:
 
 def _parse_text(key: str, text: str) -> Any:
     kind = _known_keys().get(key)
-    if kind in (str, str | None):
+    if kind in (str, str | None) or get_origin(kind) is Literal:
         return text
     if get_origin(kind) is tuple and not text.startswith("["):
         text = f"[{text}]" if text else "[]"
-        if get_args(kind)[0] is str:
+        if get_args(kind)[0] is not int:  # words
             text = json.dumps([part.strip() for part in text[1:-1].split(",") if part.strip()])
     try:
         return tomllib.loads(f"value = {text}")["value"]
@@ -533,15 +577,25 @@ def _convert(key: str, value: Any, kind: Any) -> Any:
         return _convert(key, value, options[0])
     if get_origin(kind) is tuple:
         inner = get_args(kind)[0]
-        if isinstance(value, (list, tuple)) and all(type(v) is inner for v in value):
+        simple = int if inner is int else str
+        if isinstance(value, (list, tuple)) and all(type(v) is simple for v in value):
             return tuple(_convert(key, entry, inner) for entry in value)
-        raise InputError(key, value, f"must be a list of {inner.__name__}")
+        raise InputError(key, value, f"must be a list of {simple.__name__}")
+    if get_origin(kind) is Literal:
+        return _check_choice(key, value, kind)
     if kind is float and type(value) is int:
         value = float(value) if abs(value) < LARGEST else math.inf
     if type(value) is not kind:
         raise InputError(key, value, f"must be of type {kind.__name__}")
     if kind is int and abs(value) >= LARGEST:
         raise InputError(key, value, "must be below 2^63")
+    return value
+
+
+def _check_choice(key: str, value: Any, kind: Any) -> Any:
+    """The value, if it is one of the words of a `Literal` type."""
+    if value not in get_args(kind):
+        raise InputError(key, value, f"must be one of {', '.join(get_args(kind))}")
     return value
 
 

@@ -2,25 +2,44 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 LONGEST = 200  # characters of a value that a message repeats
 
 
-class InputError(ValueError):
-    """A bad value: which field, which value, and what would be right."""
+class Remedy(NamedTuple):
+    """What would mend something: another `call` with its target, or the same one with other `arguments`.
 
-    def __init__(self, field: str, value: object, expected: str) -> None:
+    A message says it in words. Whoever shows the message adds how it is asked for there: the command line its flags.
+    An argument is named as in the library, with its value if it must be a certain one: `overwrite`, `on_error=skip`.
+    """
+
+    arguments: tuple[str, ...] = ()
+    call: str = ""
+    target: str = ""
+
+
+class InputError(ValueError):
+    """A bad value: which field, which value, what would be right, and perhaps what would mend it."""
+
+    def __init__(self, field: str, value: object, expected: str, remedy: Remedy | None = None) -> None:
         super().__init__(f"{shortened(field)} = {shown(value)}: {expected}")
         self.field = field
         self.value = value
         self.expected = expected
+        self.remedy = remedy
 
-    def __reduce__(self) -> tuple[type[InputError], tuple[str, object, str]]:
+    def __reduce__(self) -> tuple[type[InputError], tuple[str, object, str, Remedy | None]]:
         """How it travels from a worker process to its parent."""
-        return type(self), (self.field, self.value, self.expected)
+        return type(self), (self.field, self.value, self.expected, self.remedy)
 
 
 class RunError(RuntimeError):
     """Something on disk or in a run is not as it should be; the message says what and where."""
+
+    def __init__(self, message: str, remedy: Remedy | None = None) -> None:
+        super().__init__(message)
+        self.remedy = remedy
 
 
 class MachineError(RuntimeError):

@@ -17,8 +17,9 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
+from meristem.choices import Pooling
 from meristem.cost import Cost, Flops, Memory
 from meristem.errors import InputError, shortened
 from meristem.files import parsed_json, read_json
@@ -55,7 +56,7 @@ PADDING = 0  # the token that fills up the shorter rows of a classifier's batch,
 SIZES = {  # of a plan, and their ceilings
     "width": MOST_WIDTH, "vocabulary": MOST_TOKEN_IDS, "context": MOST_CONTEXT, "feed_forward": MOST_FEED_FORWARD,
 }  # fmt: skip
-POOLINGS = ("mean", "first")  # what a classifier's answer is read from: all tokens alike, or the first one
+POOLINGS: tuple[str, ...] = get_args(Pooling)
 
 
 def default_feed_forward(width: int) -> int:
@@ -120,13 +121,17 @@ class LayerPlan:
             check_integer("ceiling", self.ceiling, self.heads, MOST_HEADS)
         check_integer("head_dim", self.head_dim, 2, MOST_WIDTH)
         if self.head_dim % 2:
-            raise InputError("head_dim", self.head_dim, "must be even, rotary positions turn pairs of coordinates")
+            raise InputError("head_dim", self.head_dim, "must be even, rotary positions rotate pairs of coordinates")
         check_integer("kv_heads", self.kv_heads, 1, MOST_HEADS)
         if self.heads % self.kv_heads:
             allowed = choices(divisors(self.heads))
             raise InputError("kv_heads", self.kv_heads, f"must be one of {allowed}, to divide the heads")
         if self.loop is not None:
+            if not isinstance(self.loop, Loop):
+                raise InputError("loop", self.loop, "must be a Loop(heads, passes), or None")
             chosen = self.loop.heads
+            if not isinstance(chosen, tuple | list):
+                raise InputError("loop.heads", chosen, "must be a tuple of heads")
             in_range = all(type(h) is int and 0 <= h < self.heads for h in chosen)
             if not chosen or not in_range or len(set(chosen)) != len(chosen):
                 raise InputError("loop.heads", chosen, f"must be distinct heads out of 0..{self.heads - 1}")
@@ -155,7 +160,14 @@ class LayerPlan:
 
 @dataclass(frozen=True)
 class Plan:
-    """The structure of a decoder-only language model, or, with `classes`, of an encoder that tells these apart."""
+    """The structure of a decoder-only language model, or, with `classes`, of an encoder that tells these apart.
+
+    >>> plan = Plan.prism(layers=12, width=768, heads=12)
+    >>> plan.heads == (3, 3, 6, 6, 8, 8) + (12,) * 6
+    True
+    >>> plan.parameters == Plan.uniform(layers=12, width=768, heads=12).parameters
+    True
+    """
 
     width: int
     vocabulary: int
@@ -185,6 +197,8 @@ class Plan:
             check_integer("target", len(self.target), len(self.layers) + 1, MOST_LAYERS)
             if any(layer.run_again for layer in self.target):
                 raise InputError("target", "layers that are run again", "must run every layer once")
+        if self.gates is not None and not isinstance(self.gates, Gates):
+            raise InputError("gates", self.gates, "must be Gates(passes, heads), or None")
         for index, layer in enumerate(self.layers):
             if layer.loop is not None and self.gates is not None:
                 size, gates = len(layer.loop.heads), self.gates
@@ -220,6 +234,8 @@ class Plan:
         shapes equal. `force_multi_query` takes one key/value head per layer, which does not.
         """
         check_integer("width", width, 1, MOST_WIDTH)
+        if not isinstance(heads, Sequence):
+            raise InputError("heads", heads, "must be a list of head counts, one for each layer")
         check_integer("layers", len(heads), 1, MOST_LAYERS)
         for h in heads:
             if head_dim is None and (type(h) is not int or h < 1 or width % h):
@@ -228,6 +244,8 @@ class Plan:
             if head_dim is None and (width // h) % 2:
                 even = choices(even_divisors(width))
                 raise InputError("heads", h, f"gives the odd head dim {width // h}; use one of {even}")
+        if type(force_multi_query) is not bool:
+            raise InputError("force_multi_query", force_multi_query, "must be true or false")
         if force_multi_query:
             kv_heads = [1] * len(heads)
         else:
@@ -249,33 +267,116 @@ class Plan:
         layers: int,
         width: int,
         heads: int,
+        vocabulary: int = 50304,
+        context: int = 1024,
+        feed_forward: int | None = None,
+        head_dim: int | None = None,
+        kv_group: int = 1,
+        force_multi_query: bool = False,
+        classes: int | None = None,
+        pooling: str = "mean",
         dims: Sequence[int] = PREFERRED_DIMS,
         ramp: int | None = None,
         seed: int = 0,
-        **shape: Any,
     ) -> Plan:
-        """A plan from a named schedule; see `meristem.schedules.head_schedule`."""
-        if shape.get("head_dim") is not None:
-            if schedule != "uniform":
-                raise InputError(
-                    "head_dim", shape["head_dim"],
-                    "goes with the uniform schedule or a list of head counts; "
-                    f"{shortened(schedule)} has dims of its own",
-                )  # fmt: skip
+        """A plan from a named schedule; `dims`, `ramp` and `seed` as in `meristem.schedules.head_schedule`.
+
+        The rest is as in `from_heads`; `head_dim` goes with the uniform schedule only.
+        """
+        if head_dim is None:
+            counts = head_schedule(schedule, layers=layers, width=width, heads=heads, dims=dims, ramp=ramp, seed=seed)
+        elif schedule == "uniform":
             check_integer("layers", layers, 1, MOST_LAYERS)
-            return cls.from_heads([heads] * layers, width=width, **shape)
-        counts = head_schedule(schedule, layers=layers, width=width, heads=heads, dims=dims, ramp=ramp, seed=seed)
-        return cls.from_heads(counts, width=width, **shape)
+            counts = (heads,) * layers
+        else:
+            other = f"{shortened(str(schedule))} has dims of its own"
+            raise InputError("head_dim", head_dim, f"goes with the uniform schedule or a list of head counts; {other}")
+        return cls.from_heads(
+            counts,
+            width=width,
+            vocabulary=vocabulary,
+            context=context,
+            feed_forward=feed_forward,
+            head_dim=head_dim,
+            kv_group=kv_group,
+            force_multi_query=force_multi_query,
+            classes=classes,
+            pooling=pooling,
+        )
 
     @classmethod
-    def uniform(cls, *, layers: int, width: int, heads: int, **shape: Any) -> Plan:
-        """The same number of heads in every layer."""
-        return cls.scheduled("uniform", layers=layers, width=width, heads=heads, **shape)
+    def uniform(
+        cls,
+        *,
+        layers: int,
+        width: int,
+        heads: int,
+        vocabulary: int = 50304,
+        context: int = 1024,
+        feed_forward: int | None = None,
+        head_dim: int | None = None,
+        kv_group: int = 1,
+        force_multi_query: bool = False,
+        classes: int | None = None,
+        pooling: str = "mean",
+    ) -> Plan:
+        """A plan with the same number of heads in every layer; the rest is as in `from_heads`.
+
+        >>> Plan.uniform(layers=4, width=64, heads=4, vocabulary=256, context=64).head_dims
+        (16, 16, 16, 16)
+        """
+        return cls.scheduled(
+            "uniform",
+            layers=layers,
+            width=width,
+            heads=heads,
+            vocabulary=vocabulary,
+            context=context,
+            feed_forward=feed_forward,
+            head_dim=head_dim,
+            kv_group=kv_group,
+            force_multi_query=force_multi_query,
+            classes=classes,
+            pooling=pooling,
+        )
 
     @classmethod
-    def prism(cls, *, layers: int, width: int, heads: int, **shape: Any) -> Plan:
-        """Few wide heads in early layers, `heads` narrow ones in the rest."""
-        return cls.scheduled("prism", layers=layers, width=width, heads=heads, **shape)
+    def prism(
+        cls,
+        *,
+        layers: int,
+        width: int,
+        heads: int,
+        vocabulary: int = 50304,
+        context: int = 1024,
+        feed_forward: int | None = None,
+        kv_group: int = 1,
+        force_multi_query: bool = False,
+        classes: int | None = None,
+        pooling: str = "mean",
+        dims: Sequence[int] = PREFERRED_DIMS,
+        ramp: int | None = None,
+    ) -> Plan:
+        """A plan with few wide heads in early layers and `heads` narrow ones later; parameters as in `scheduled`.
+
+        >>> Plan.prism(layers=12, width=768, heads=12).heads
+        (3, 3, 6, 6, 8, 8, 12, 12, 12, 12, 12, 12)
+        """
+        return cls.scheduled(
+            "prism",
+            layers=layers,
+            width=width,
+            heads=heads,
+            vocabulary=vocabulary,
+            context=context,
+            feed_forward=feed_forward,
+            kv_group=kv_group,
+            force_multi_query=force_multi_query,
+            classes=classes,
+            pooling=pooling,
+            dims=dims,
+            ramp=ramp,
+        )
 
     # --- views ----------------------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from meristem.plan import GIB, Plan
 
 
 def plan_facts(plan: Plan, tensor_parallel: int = 1) -> dict[str, Any]:
-    """What `meristem plan --json` prints."""
+    """The facts of a plan, for machines."""
     cost = plan.cost
     return {
         **({} if plan.classes is None else {"classes": plan.classes, "pooling": plan.pooling}),

@@ -21,7 +21,7 @@ def world() -> int:
 
 
 def some_of(mine: int, wanted: int) -> slice:
-    """Of this process's `mine` sequences those that belong to `wanted` of the whole batch, at most.
+    """Which of this process's `mine` sequences belong to the `wanted`, at most, of the whole batch.
 
     They are the same ones of the whole batch however many processes share it; of a few there may be none here.
     """

@@ -11,7 +11,9 @@ import math
 import random
 from collections.abc import Sequence
 from itertools import groupby, pairwise
+from typing import get_args
 
+from meristem.choices import Schedule
 from meristem.errors import InputError, shown
 from meristem.limits import LARGEST_COUNT, MOST_HEADS, MOST_LAYERS, MOST_WIDTH, check_integer
 from meristem.wording import listed
@@ -22,7 +24,7 @@ MAX_DIM = 256
 CURVES = ("linear", "geometric", "cosine")
 FAMILIES = ("prism", *CURVES)
 CONTROLS = ("uniform", "reverse", "bump", "shuffle")
-SCHEDULES = (*FAMILIES, *CONTROLS)
+SCHEDULES: tuple[str, ...] = get_args(Schedule)
 
 
 def head_schedule(
@@ -105,6 +107,8 @@ def default_ramp(layers: int) -> int:
 
 def ladder(width: int, heads: int, dims: Sequence[int] = PREFERRED_DIMS) -> tuple[int, ...]:
     """Allowed head counts in rising order, ending with the base count `heads`."""
+    if not isinstance(dims, Sequence):
+        raise InputError("dims", dims, "must be a list of head dims")
     for dim in dims:
         if type(dim) is not int or dim > MAX_DIM or dim < 8 or dim % 8:
             raise InputError("dims", dim, f"must be multiples of 8 up to {MAX_DIM}, where fused kernels stop")

@@ -3,6 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
+
+from meristem.errors import Remedy
+
+
+class Notice(NamedTuple):
+    """Something that a person should know, and perhaps what would mend it."""
+
+    text: str
+    remedy: Remedy | None = None
 
 
 def counted(count: int, name: str, ending: str = "s") -> str:

@@ -54,4 +54,4 @@ def test_no_newborn_head_is_empty() -> None:
 def test_an_unknown_policy_is_named(call: Call) -> None:
     code, _, errors = call("bench", "growth", "--policy", "prism")
     assert code == 2
-    assert "policy = 'prism': must be sgt or incrt" in errors
+    assert "'prism' is not one of 'sgt', 'incrt'" in errors

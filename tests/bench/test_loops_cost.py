@@ -84,7 +84,7 @@ def test_births_are_measured_before_anything_is_compiled(monkeypatch: pytest.Mon
 
 def test_a_cold_compiler_forgets_what_was_compiled() -> None:
     def run() -> None:
-        torch.compile(Regions().block, backend="eager")(lambda: torch.ones(2))
+        torch.compile(Regions().block, backend="eager")(lambda *_: torch.ones(2), *[None] * 7)
 
     torch._dynamo.reset()
     run()

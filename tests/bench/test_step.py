@@ -37,7 +37,7 @@ def test_arms_are_measured_in_turn_and_reported() -> None:
 
 
 def test_nanogpt_needs_a_checkout_and_one_head_count(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match=r"model\.py: not found; --nanogpt takes a checkout"):
+    with pytest.raises(RunError, match=r"model\.py: not found; this is no checkout"):
         nanogpt_step(tmp_path, PLANS["uniform"], CPU, compile=False)
     (tmp_path / "model.py").touch()
     with pytest.raises(InputError, match=r"plan = \(2, 4\): nanoGPT takes one head count"):
@@ -63,9 +63,9 @@ class GPT(torch.nn.Module):
     def configure_optimizers(self, decay, lr, betas, device):
         return torch.optim.SGD(self.parameters(), lr=100.0)
 
-    def forward(self, tokens, labels):
+    def forward(self, tokens, targets):
         logits = self.table(tokens)
-        return logits, torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
+        return logits, torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
 """,
         encoding="utf-8",
     )

@@ -20,7 +20,7 @@ from meristem.data import (
     Cut,
     LabelledData,
     TokenData,
-    findings_text,
+    findings_notes,
     findings_warnings,
     open_data,
     prepare,
@@ -320,7 +320,7 @@ def test_no_change_is_a_traceback_and_none_of_the_tokens_is_silent(folder: Path)
                 else:
                     data.split(split).padded(np.arange(len(data.split(split))), 5)
             if isinstance(data, LabelledData):
-                findings_text(data.index)
+                findings_notes(data.index)
                 findings_warnings(data.index)
         except (InputError, RunError) as error:
             assert len(str(error)) < 1000  # noqa: PT017

@@ -130,7 +130,7 @@ def test_a_broken_index_can_be_overwritten(work: Prepare, broken: str, inputs: P
     work(inputs, 0.2, False)
     wanted = content(inputs / "out")
     (inputs / "out/index.json").write_text(broken)
-    with pytest.raises(InputError, match=r"is damaged \(.*index\.json.*use overwrite \(--overwrite\)"):
+    with pytest.raises(InputError, match=r"is damaged \(.*index\.json.*overwrite it"):
         work(inputs, 0.2, False)
     (inputs / "out/notes.txt").touch()
     with pytest.raises(RunError, match=r"index\.json"):
@@ -146,7 +146,7 @@ def test_damaged_data_can_be_overwritten(work: Prepare, inputs: Path) -> None:
     wanted = content(inputs / "out")
     damaged = next((inputs / "out").glob("train-*.bin"))
     damaged.write_bytes(bytes([wanted[damaged.name][0] ^ 1]) + wanted[damaged.name][1:])
-    with pytest.raises(InputError, match=r"is damaged \(.*use overwrite \(--overwrite\)"):
+    with pytest.raises(InputError, match=r"is damaged \(.*overwrite it"):
         work(inputs, 0.2, False)
     work(inputs, 0.2, True)
     assert content(inputs / "out") == wanted

@@ -27,7 +27,7 @@ from meristem.data import (
     LabelledRows,
     Recipe,
     TokenData,
-    findings_text,
+    findings_notes,
     open_data,
     prepare,
     prepare_labelled,
@@ -104,7 +104,7 @@ def test_no_text_is_in_both_splits_and_every_row_is_accounted_for(
                 drop_duplicates=drop, min_rows=min_rows, min_count=1,
             )  # fmt: skip
         except InputError as error:
-            if error.field not in ("label (--label-column)", "split (--split-column)"):
+            if error.field not in ("columns.label", "columns.split"):
                 raise
             return
         data, found = LabelledData.open(folder / "data"), index.findings
@@ -141,7 +141,7 @@ def test_what_is_found_is_counted(tmp_path: Path) -> None:
     assert found.small_classes == {"2": 2}
     assert found.untrained_classes == {"7": 1}
     assert found.unknown == pytest.approx(3 / 4), "new, words and here are unknown, bad is not"
-    text = findings_text(index)
+    text = "\n".join(note.text for note in findings_notes(index))
     for words in ("1 training row with text and label of an earlier one: dropped",
                   "1 training text with more than one label", "1 held-out row removed", "1 row cut to 3 tokens",
                   "\n2 rows of classes with too few training rows left out: 2 2",
@@ -154,7 +154,7 @@ def test_splits_by_column(tmp_path: Path) -> None:
     path = write_rows(tmp_path / "rows.csv", rows, ("text", "label", "part"))
     index = prepare_labelled([path], tmp_path / "data", columns=Columns(split="part"))
     assert (index.train.rows, index.held_out.rows, index.findings.other_splits) == (2, 1, {"test": 1})
-    with pytest.raises(InputError, match=r"split-column.*validation files"):
+    with pytest.raises(InputError, match=r"columns\.split.*validation files"):
         prepare_labelled([path], tmp_path / "other", validation=[path], columns=Columns(split="part"))
     with pytest.raises(InputError, match=r"no rows of train, only \['x', 'y'\]"):
         prepare_labelled([path], tmp_path / "other", columns=Columns(split="label"))
@@ -358,14 +358,14 @@ def test_the_two_kinds_of_data_do_not_mix(folder: Path, tmp_path: Path) -> None:
 def test_bad_rows_stop_the_work_or_are_counted(tmp_path: Path) -> None:
     path = tmp_path / "rows.csv"
     path.write_text("text,label\na,1\nb\nc,0\nd,0\n")
-    with pytest.raises(RunError, match=r"rows\.csv:3: 1 field,.*on-error skip"):
+    with pytest.raises(RunError, match=r"rows\.csv:3: 1 field,.*pass over such places"):
         prepare_labelled([path], tmp_path / "data")
     assert not (tmp_path / "data").exists()
     said: list[str] = []
     index = prepare_labelled([path], tmp_path / "data", on_error="skip", held_out=0, report=said.append)
     assert (index.train.rows, index.findings.bad) == (3, 1)
     assert said == [f"skipped {path}:3: 1 field, but the header has 2"]
-    assert "\n3 rows read, 1 bad place skipped" in findings_text(index)
+    assert "3 rows read, 1 bad place skipped" in [note.text for note in findings_notes(index)]
 
 
 @pytest.mark.parametrize(
@@ -376,7 +376,7 @@ def test_bad_rows_stop_the_work_or_are_counted(tmp_path: Path) -> None:
         ({"min_rows": 0}, "min_rows = 0"),
         (
             {"min_rows": 1000},
-            r"has 2 labels in all and 0 with at least 1000 training rows \(--min-rows\); two such classes are needed",
+            r"has 2 labels in all and 0 with at least 1000 training rows; two such classes are needed",
         ),
         ({"min_count": 0}, "min_count = 0"),
         ({"max_vocabulary": 0}, "max_vocabulary = 0"),

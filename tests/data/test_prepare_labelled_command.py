@@ -79,9 +79,9 @@ def test_rows_that_are_all_classes_of_their_own_are_refused(call: Call, tmp_path
     said = call("data", "prepare-labelled", source, "--out", tmp_path / "data", "--held-out", "0")
     assert said.code == 2
     assert said.err == (
-        "error: field (--label-field) = -1: gives each of the 30 training rows a label of its own (sample00, sample01, "
+        "error: --label-field = -1: gives each of the 30 training rows a label of its own (sample00, sample01, "
         "sample02, ...), and no held-out row one of these; it must be the field of the header that holds the label, or "
-        "give --label-table\n"
+        "labels come from a table (--label-table)\n"
     )
     assert call("data", "prepare-labelled", source, "--out", tmp_path / "data").code == 2, "held-out rows do not help"
     assert not (tmp_path / "data").exists()
@@ -95,7 +95,7 @@ def test_rows_that_are_all_classes_of_their_own_are_refused(call: Call, tmp_path
     source = write_tsv(tmp_path / "a.tsv", [(text, f"id{i}") for i, (text, _) in enumerate(ROWS[:17])])
     said = call("data", "prepare-labelled", source, "--out", tmp_path / "other")
     assert said.code == 2
-    assert "label (--label-column) = 'label': gives each of the " in said.err
+    assert "--label-column = 'label': gives each of the " in said.err
     assert said.err.endswith("it must be the column that holds the label\n")
 
 
@@ -104,7 +104,7 @@ def test_one_row_of_each_class_is_enough_if_others_are_held_out(call: Call, tmp_
     test = write_tsv(tmp_path / "b.tsv", [(f"and a word {label}", label) for label in "abcd"])
     said = call("data", "prepare-labelled", train, "--validation", test, "--out", tmp_path / "data")
     assert said.code == 0
-    assert said.err.startswith("warning: 4 classes have only 4 training rows; is the label where --label-column")
+    assert said.err.startswith("warning: 4 classes have only 4 training rows; is the label where the settings say? ")
     assert said.err.count("\n") == 1
 
 
@@ -126,7 +126,7 @@ def test_no_held_out_rows_are_warned_of_if_some_were_wanted(call: Call, tmp_path
     said = call("data", "prepare-labelled", train, "--validation", test, "--out", tmp_path / "data")
     assert said.code == 0
     assert said.err == (
-        "warning: no held-out rows are left, so nothing can be measured; see --held-out, --validation, --split-column\n"
+        "warning: no held-out rows are left, so nothing can be measured (--held-out, --validation, --split-column)\n"
     )
     assert "1 held-out row of classes without training rows left out: unheard of 1" in said.out
     said = call("data", "prepare-labelled", train, "--held-out", "0", "--out", tmp_path / "other")
@@ -139,7 +139,7 @@ def test_mostly_unknown_pieces_are_warned_of(call: Call, tmp_path: Path) -> None
     assert said.code == 0
     assert "rows of up to 1 token (" in said.out
     assert said.err.startswith("warning: 100% of the held-out pieces are not in the vocabulary")
-    assert "(--tokens, --k)" in said.err
+    assert "(--tokens, --k, --min-count)" in said.err
     train = write_tsv(tmp_path / "a.tsv", ROWS)
     for text, warned in (("good film unheard of", False), ("film quite unheard of", True)):
         test = write_tsv(tmp_path / "b.tsv", [(text, "1")])

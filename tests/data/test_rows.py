@@ -94,7 +94,7 @@ def test_fields_of_fasta_headers(tmp_path: Path) -> None:
     assert read(path, Columns(text="ignored", label="clade")) == [("ACGT", "2021"), ("AC", "2020")]
     (bad, _) = read_rows(path, Columns(field=4))
     assert str(bad) == f"{path}:1: the header has no field 4 (3 divided by |)"
-    with pytest.raises(InputError, match="label-field"):
+    with pytest.raises(InputError, match=r"columns\.field"):
         Columns(field=0)
 
 
@@ -131,14 +131,14 @@ def test_quotes_as_asked_for(tmp_path: Path) -> None:
     [
         (
             Columns(label="lab"),
-            r"text \(--text-column\) = None: must be named: a\.csv has none of sentence, text, sequence",
+            r"columns\.text = None: must be named: a\.csv has none of sentence, text, sequence",
         ),
         (
             Columns(text="txt"),
-            r"label \(--label-column\) = 'label': is not a column of a\.csv, which has \['txt', 'lab'\]",
+            r"columns\.label = 'label': is not a column of a\.csv, which has \['txt', 'lab'\]",
         ),
-        (Columns(text="body", label="lab"), r"text \(--text-column\) = 'body': is not a column"),
-        (Columns(text="txt", label="lab", split="part"), r"split \(--split-column\) = 'part': is not a column"),
+        (Columns(text="body", label="lab"), r"columns\.text = 'body': is not a column"),
+        (Columns(text="txt", label="lab", split="part"), r"columns\.split = 'part': is not a column"),
     ],
 )
 def test_a_column_that_is_missing_is_not_a_bad_row(tmp_path: Path, columns: Columns, message: str) -> None:
@@ -297,7 +297,7 @@ def test_pipes_and_devices_are_no_rows(tmp_path: Path) -> None:
         row_files([tmp_path / "pipe.csv"])
     columns = Columns(table=str(tmp_path / "pipe.csv"))
     (tmp_path / "a.fasta").write_text(">1|1\nACGT\n")
-    with pytest.raises(InputError, match=r"table \(--label-table\).*must be a CSV"):
+    with pytest.raises(InputError, match=r"columns\.table = .*must be a CSV"):
         list(read_rows(tmp_path / "a.fasta", columns))
 
 

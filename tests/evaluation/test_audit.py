@@ -274,17 +274,17 @@ def weights_digest(model: torch.nn.Module) -> str:
     return hashlib.sha256(b"".join(parts)).hexdigest()
 
 
-def random_batches(plan: Plan, labels: int | None = None) -> list[tuple[Tensor, Tensor]]:
-    """Of tokens; with `labels` classes of rows, which have padding."""
+def random_batches(plan: Plan, classes: int | None = None) -> list[tuple[Tensor, Tensor]]:
+    """Of tokens; with `classes`, of padded rows and their classes."""
     generator = torch.Generator().manual_seed(0)
     found = []
     for _ in range(4):
         tokens = torch.randint(1, plan.vocabulary, (6, plan.context + 1), generator=generator)
-        if labels is None:
+        if classes is None:
             found.append((tokens[:, :-1], tokens[:, 1:]))
         else:
             tokens[:3, 5:] = 0
-            found.append((tokens[:, :-1], torch.randint(labels, (6,), generator=generator)))
+            found.append((tokens[:, :-1], torch.randint(classes, (6,), generator=generator)))
     return found
 
 
@@ -300,7 +300,7 @@ def test_losses_of_sequences_average_to_the_loss() -> None:
         assert len(set(losses)) == len(losses) == 24
         with torch.no_grad():
             expected = [float(model.loss(*part)) for part in batches]
-            alone = [float(model.loss(tokens[:1], labels[:1])) for tokens, labels in batches]
+            alone = [float(model.loss(tokens[:1], targets[:1])) for tokens, targets in batches]
         assert [sum(losses[i : i + 6]) / 6 for i in range(0, 24, 6)] == pytest.approx(expected, rel=1e-5)
         assert losses[::6] == pytest.approx(alone, rel=1e-5)
 

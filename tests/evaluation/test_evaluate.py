@@ -53,7 +53,7 @@ def direct_distances(model: Decoder, tokens: Tensor) -> list[float]:
 
         def watched(*arguments: Tensor, plain: object = plain) -> tuple[Tensor, Tensor, Tensor]:
             projected = plain(*arguments)  # type: ignore[operator]
-            seen.append(projected[:2])
+            seen.append((projected[0].transpose(1, 2), projected[1].transpose(1, 2)))
             return projected
 
         block.attention.project = watched  # type: ignore[union-attr]
@@ -170,7 +170,7 @@ def test_too_few_held_out_tokens_are_explained(run: RunFolder, tmp_path: Path) -
     stream = TokenData.open(run.config.data.path).split("held_out")
     count = len(stream)
     assert len(held_out_windows(stream, count - 1, 1)) == 1
-    message = f"held-out tokens = {count}: must be at least {count + 1} for a context of {count}; .* --held-out"
+    message = f"held-out tokens = {count}: must be at least {count + 1} for a context of {count}; .*larger share"
     with pytest.raises(InputError, match=message):
         held_out_windows(stream, count, 1)
     prepare([write_texts(tmp_path / "texts", 2)], tmp_path / "data", tokenizer=ByteTokenizer(), held_out=0)

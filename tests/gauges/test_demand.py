@@ -32,7 +32,7 @@ def correlated(*shape: int, seed: int = 0) -> Tensor:
 
 
 def still(dim: int, length: int = 16) -> RotaryPair:
-    """Positions that turn nothing."""
+    """Positions that rotate nothing."""
     return torch.ones(length, 1, dim), torch.zeros(length, 1, dim)
 
 
@@ -40,11 +40,11 @@ def gauge_of(layers: int, width: int, dim: int, rotary: RotaryPair | None = None
     return DemandGauge(layers, width, rotary or rotary_table(dim, 16), dtype=DOUBLE)
 
 
-def feed(gauge: DemandGauge, x: Tensor, gradients: Tensor, allowed: Tensor | None = None, size: float = 1.0) -> None:
-    gauge.feed(x, gradients, everything(x.shape[2]) if allowed is None else allowed, torch.full((len(x),), size))
+def feed(gauge: DemandGauge, x: Tensor, gradients: Tensor, mask: Tensor | None = None, size: float = 1.0) -> None:
+    gauge.feed(x, gradients, everything(x.shape[2]) if mask is None else mask, torch.full((len(x),), size))
 
 
-def turned(x: Tensor, rotary: RotaryPair) -> Tensor:
+def rotated(x: Tensor, rotary: RotaryPair) -> Tensor:
     """Rotary positions of x (B, T, e) by complex numbers."""
     half = x.shape[-1] // 2
     angles = torch.atan2(rotary[1][: x.shape[1], 0, half:].double(), rotary[0][: x.shape[1], 0, half:].double())
@@ -52,10 +52,10 @@ def turned(x: Tensor, rotary: RotaryPair) -> Tensor:
     return torch.cat((pairs.real, pairs.imag), -1)
 
 
-def head_output(x: Tensor, looks: Tensor, output: Tensor, allowed: Tensor, rotary: RotaryPair) -> Tensor:
+def head_output(x: Tensor, looks: Tensor, output: Tensor, mask: Tensor, rotary: RotaryPair) -> Tensor:
     """What a head of x (B, T, d) writes, by torch's own attention; its mean over all tokens is taken away."""
-    query, key = (turned(x @ look, rotary) for look in looks)
-    read = scaled_dot_product_attention(query, key, x, attn_mask=allowed)
+    query, key = (rotated(x @ look, rotary) for look in looks)
+    read = scaled_dot_product_attention(query, key, x, attn_mask=mask)
     return (read - read.mean((0, 1))) @ output.T
 
 
@@ -67,7 +67,7 @@ def test_incrt_oracle_20_the_gain_is_the_slope_of_a_real_head(causal: bool) -> N
     """
     batch, length, width, dim, small = 3, 7, 10, 4, 1e-3
     x, base, target = (f(batch, length, width, seed=s) for f, s in ((correlated, 0), (random, 3), (random, 4)))
-    allowed = everything(length).tril() if causal else everything(length)
+    mask = everything(length).tril() if causal else everything(length)
     rotary = rotary_table(dim, 16)
 
     def loss(y: Tensor) -> Tensor:
@@ -76,7 +76,7 @@ def test_incrt_oracle_20_the_gain_is_the_slope_of_a_real_head(causal: bool) -> N
     leaf = base.clone().requires_grad_()
     (gradient,) = torch.autograd.grad(loss(leaf), leaf)
     gauge = gauge_of(1, width, dim, rotary)
-    feed(gauge, x[None], gradient[None] * batch, allowed)
+    feed(gauge, x[None], gradient[None] * batch, mask)
     output = (gauge.outputs.left_core @ gauge.outputs.right.mT)[0]
 
     def gain_and_slope(scale: float) -> tuple[float, float]:
@@ -85,8 +85,8 @@ def test_incrt_oracle_20_the_gain_is_the_slope_of_a_real_head(causal: bool) -> N
         scaled.load(gauge.tensors(), gauge.values())
         scaled.looks[0] *= scale
         scaled.sums.zero_()
-        written = small * head_output(x, scaled.looks[:, 0], output, allowed, rotary)
-        feed(scaled, x[None], gradient[None] * batch, allowed)
+        written = small * head_output(x, scaled.looks[:, 0], output, mask, rotary)
+        feed(scaled, x[None], gradient[None] * batch, mask)
         gain, _, size, count = (float(value) for value in scaled.sums)
         assert small**2 * size == pytest.approx(float(written.square().sum()), rel=1e-6)
         return gain / count, float(loss(base + written) - loss(base - written)) / (2 * small)
@@ -102,13 +102,13 @@ def test_queries_and_keys_climb_the_slope(causal: bool) -> None:
     """Against finite differences of the slope, through Adam's first step and its moments."""
     length, width, dim = 5, 6, 2
     x, gradients = correlated(4, length, width), random(4, length, width, seed=3)
-    allowed = everything(length).tril() if causal else everything(length)
+    mask = everything(length).tril() if causal else everything(length)
     gauge = gauge_of(1, width, dim)
     output, before = (gauge.outputs.left_core @ gauge.outputs.right.mT)[0], gauge.looks[:, 0].clone()
-    feed(gauge, x[None], gradients[None], allowed)
+    feed(gauge, x[None], gradients[None], mask)
 
     def slope(looks: Tensor) -> Tensor:
-        written = head_output(x, looks, output, allowed, rotary_table(dim, 16))
+        written = head_output(x, looks, output, mask, rotary_table(dim, 16))
         return -(gradients * written).sum() / written.square().sum().sqrt()
 
     steps = 1e-6 * torch.eye(before.numel(), dtype=DOUBLE).view(-1, *before.shape)
@@ -335,14 +335,14 @@ def test_padding_is_not_seen() -> None:
     """Sequences with padding behind them give what they give without it."""
     x, gradients = correlated(1, 4, 6, 8), random(1, 4, 6, 8, seed=2)
     short, padded = gauge_of(1, 8, 2), gauge_of(1, 8, 2)
-    allowed = torch.zeros(4, 9, 9, dtype=torch.bool)
-    allowed[:, :6, :6] = True
+    mask = torch.zeros(4, 9, 9, dtype=torch.bool)
+    mask[:, :6, :6] = True
     for step in range(4):
         mine, theirs = (t.roll(step, 1) for t in (x, gradients))
         feed(short, mine, theirs)
         padding = random(1, 4, 3, 8, seed=11)
         # The loss does not depend on padding.
-        feed(padded, torch.cat((mine, padding), 2), torch.cat((theirs, 0 * padding), 2), allowed)
+        feed(padded, torch.cat((mine, padding), 2), torch.cat((theirs, 0 * padding), 2), mask)
     assert padded.readings()[0].certainty == pytest.approx(short.readings()[0].certainty, rel=1e-9)
     torch.testing.assert_close(padded.outputs.total, short.outputs.total)
     torch.testing.assert_close(padded.looks, short.looks)
@@ -355,20 +355,21 @@ def test_a_few_layers_at_a_time_give_what_all_together_give(
 ) -> None:
     """Bit for bit, and never more pairs of tokens than fit, but for a single layer."""
     batch, length = 4, 6
-    allowed = everything(length).tril().repeat(batch, 1, 1) if masked else everything(length).tril()
+    mask = everything(length).tril().repeat(batch, 1, 1) if masked else everything(length).tril()
     held: list[int] = []
     attend = DemandGauge._attend
 
-    def counted(gauge: DemandGauge, x: Tensor, looks: Tensor, allowed: Tensor) -> Tensor:
+    def counted(gauge: DemandGauge, x: Tensor, looks: Tensor, mask: Tensor) -> Tensor:
         held.append(len(x))
-        return attend(gauge, x, looks, allowed)
+        return attend(gauge, x, looks, mask)
 
     monkeypatch.setattr(DemandGauge, "_attend", counted)
 
     def fed() -> DemandGauge:
         gauge = gauge_of(5, 8, 2)
         for number in range(3):
-            feed(gauge, correlated(5, batch, length, 8, seed=number), random(5, batch, length, 8, seed=number), allowed)
+            x, gradients = (draw(5, batch, length, 8, seed=number) for draw in (correlated, random))
+            feed(gauge, x, gradients, mask)
         return gauge
 
     whole = fed()

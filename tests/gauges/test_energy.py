@@ -472,16 +472,16 @@ def test_repaired_threshold_is_above_the_noise() -> None:
 def test_only_the_repaired_numerics_look_at_all_real_tokens() -> None:
     x, heads = some_tokens(4 * 6, 8).view(1, 4, 6, 8), [some_heads(2, 3, 8)]
     padding = random(1, 4, 3, 8, seed=11)
-    allowed = torch.zeros(4, 9, 9, dtype=torch.bool)
-    allowed[:, :6, :6] = True
+    mask = torch.zeros(4, 9, 9, dtype=torch.bool)
+    mask[:, :6, :6] = True
     repaired, author = (EnergyGauge(1, 8, numerics=n, dtype=DOUBLE) for n in ("repaired", "author"))
     for gauge in (repaired, author):
-        gauge.feed(torch.cat((x, padding), 2), heads, allowed)
+        gauge.feed(torch.cat((x, padding), 2), heads, mask)
     torch.testing.assert_close(repaired.second[0], second_moments(x.flatten(0, 2)))
     first = torch.cat((x, padding), 2)[0, 0]
     torch.testing.assert_close(author.second[0], first.T @ first)
     assert (1 / float(repaired.uncertainty), 1 / float(author.uncertainty)) == pytest.approx((24, 9))
-    repaired.feed(2 * torch.cat((x, padding), 2), heads, allowed)
+    repaired.feed(2 * torch.cat((x, padding), 2), heads, mask)
     torch.testing.assert_close(repaired.second[0], (0.95 + 0.05 * 4) * second_moments(x.flatten(0, 2)))
 
 

@@ -17,50 +17,50 @@ def random(*shape: int, seed: int) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=DOUBLE)
 
 
-def moments(mixed: Tensor) -> HeadMoments:
-    gram, count = HeadMoments.of(mixed, torch.ones(mixed.shape[0], mixed.shape[2], dtype=torch.bool))
-    return HeadMoments(gram / count, mixed.shape[3])
+def moments(outputs: Tensor) -> HeadMoments:
+    gram, count = HeadMoments.of(outputs, torch.ones(outputs.shape[0], outputs.shape[2], dtype=torch.bool))
+    return HeadMoments(gram / count, outputs.shape[3])
 
 
-def written(mixed: Tensor, out: Tensor) -> Tensor:
-    return mixed.transpose(1, 2).flatten(2) @ out.T
+def written(outputs: Tensor, out: Tensor) -> Tensor:
+    return outputs.transpose(1, 2).flatten(2) @ out.T
 
 
 @settings(max_examples=20, deadline=None)
 @given(heads=st.integers(2, 5), dim=st.integers(1, 4), seed=st.integers(0, 99))
 def test_shares_and_folding_are_those_of_least_squares(heads: int, dim: int, seed: int) -> None:
     """The others' best attempt at a head's output, by lstsq on the tokens themselves."""
-    mixed, out = random(40, heads, 3, dim, seed=seed), random(6, heads * dim, seed=seed + 1)
-    total = written(mixed, out).square().sum()
-    shares = moments(mixed).shares(out)
+    outputs, out = random(40, heads, 3, dim, seed=seed), random(6, heads * dim, seed=seed + 1)
+    total = written(outputs, out).square().sum()
+    shares = moments(outputs).shares(out)
     for head in range(heads):
-        flat = mixed.transpose(1, 2).flatten(0, 1)  # (tokens, heads, dim)
+        flat = outputs.transpose(1, 2).flatten(0, 1)  # (tokens, heads, dim)
         others = torch.cat((flat[:, :head], flat[:, head + 1 :]), 1).flatten(1)
         own = flat[:, head] @ out[:, head * dim : (head + 1) * dim].T
         rest = own - others @ torch.linalg.lstsq(others, own).solution
         assert float(shares[head]) == pytest.approx(float(rest.square().sum() / total), rel=1e-3, abs=1e-9)
-        folded = moments(mixed).folded(out, head)
+        folded = moments(outputs).folded(out, head)
         assert not folded[:, head * dim : (head + 1) * dim].any()
-        change = written(mixed, out) - written(mixed, folded)
+        change = written(outputs, out) - written(outputs, folded)
         torch.testing.assert_close(change.flatten(0, 1), rest, rtol=0, atol=1e-4 * float(own.abs().max()))
 
 
 def test_padding_is_not_counted() -> None:
-    mixed = random(5, 2, 7, 3, seed=0)
+    outputs = random(5, 2, 7, 3, seed=0)
     real = torch.arange(7) < torch.tensor([7, 3, 1, 5, 2])[:, None]
-    gram, count = HeadMoments.of(mixed, real)
+    gram, count = HeadMoments.of(outputs, real)
     assert int(count) == 18
-    torch.testing.assert_close(gram, HeadMoments.of(torch.where(real[:, None, :, None], mixed, 9.0), real)[0])
+    torch.testing.assert_close(gram, HeadMoments.of(torch.where(real[:, None, :, None], outputs, 9.0), real)[0])
 
 
 def test_incrt_oracle_15_a_duplicate_leaves_without_a_trace() -> None:
     """Two heads that read the same, in float32: the one that stays takes over the other's part."""
-    mixed = random(64, 3, 10, 4, seed=1).float()
-    mixed[:, 2] = mixed[:, 0]
+    outputs = random(64, 3, 10, 4, seed=1).float()
+    outputs[:, 2] = outputs[:, 0]
     out = random(16, 12, seed=2).float()
-    measured = moments(mixed)
+    measured = moments(outputs)
     assert float(measured.shares(out)[2]) < 1e-5
-    before, after = written(mixed, out), written(mixed, measured.folded(out, 2))
+    before, after = written(outputs, out), written(outputs, measured.folded(out, 2))
     assert float((before - after).norm() / before.norm()) < 1e-4
 
 

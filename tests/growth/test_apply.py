@@ -17,6 +17,7 @@ from meristem import Decoder, InputError, LayerPlan, Plan, parameter_groups
 from meristem.growth.apply import apply_edit
 from meristem.growth.edits import FIRST_MOMENTS, SECOND_MOMENTS, AddHead, RemoveHead
 from meristem.growth.head_surgery import Head, head_of, newborn_head
+from meristem.model.attention import View
 from meristem.plan import Loop
 
 WIDTH, DIM, VOCABULARY, CONTEXT = 24, 6, 41, 12
@@ -227,7 +228,8 @@ def test_a_birth_changes_no_bit_at_any_size(width: int, dim: int, heads: int) ->
 
     def seen() -> tuple[list[Tensor], Tensor]:
         parts: list[list[Tensor]] = []
-        attention(x, model.angles(dim), watch=lambda *heads: parts.append([part.detach() for part in heads]))
+        view = View(watch=lambda *heads: parts.append([part.detach() for part in heads]))
+        attention(x, model.rope(dim), view)
         logits = model(batch).logits
         assert logits is not None
         return parts[0], logits.detach()

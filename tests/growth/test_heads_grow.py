@@ -335,7 +335,7 @@ def test_calibration_sees_the_model_without_attention(monkeypatch: pytest.Monkey
         tokens, targets = task.batch(16, step)
         written = torch.zeros_like(targets) if step < 2 else model(tokens).detach()
         torch.testing.assert_close(seen.loss, (written - targets).square().sum(-1).mean())
-        torch.testing.assert_close(seen.gradients[0], 2 * 16 * (written - targets))  # 16 labels a token
+        torch.testing.assert_close(seen.gradients[0], 2 * 16 * (written - targets))  # 16 targets a token
     assert len(shown) == 4
 
 
@@ -384,14 +384,14 @@ def test_no_head_leaves_on_what_is_not_finite() -> None:
     """The others' part would be made of it, and stay so."""
     plan = Plan(width=16, vocabulary=32, context=8, feed_forward=16, layers=(LayerPlan(3, 8, 3),))
     model, growth = growing(plan, replace(QUICK, patience=2))
-    tokens, labels = text(0)
+    tokens, targets = text(0)
     embedding = model.embedding.weight
     good, heads = embedding.detach().clone(), []
     for broken in (True, False, True, False):  # at the third decision two are due to leave
         with torch.no_grad():
             embedding.copy_(good)
             embedding[tokens[0, 0]] *= math.nan if broken else 1
-        growth.step(tokens, labels)
+        growth.step(tokens, targets)
         assert bool(model.stack[0].attention.out.weight.isfinite().all())
         heads.append(model.plan.heads[0])
     assert heads == [3, 3, 3, 2]
@@ -466,14 +466,14 @@ def test_incrt_oracle_24_parameters_follow_the_heads() -> None:
 def test_layers_of_one_dim_are_measured_as_by_a_gauge_of_their_own() -> None:
     model = Decoder(two_dims())
     instrument = Demand(calibration=100).instrument(model)
-    alone = {dim: DemandGauge(2, 16, model.angles(dim), seed=0) for dim in (16, 8)}
+    alone = {dim: DemandGauge(2, 16, model.rope(dim), seed=0) for dim in (16, 8)}
     members = {16: [0, 2], 8: [1, 3]}
     for step in range(4):
         probe = Probe(model, *text(step))
         instrument.feed(probe)
         seen = probe.look(silent=True)
         for dim, layers in members.items():
-            alone[dim].feed(seen.inputs[layers], seen.gradients[layers], seen.allowed, seen.sizes[layers])
+            alone[dim].feed(seen.inputs[layers], seen.gradients[layers], seen.attention_mask, seen.sizes[layers])
     found = instrument.read(probe)
     for dim, layers in members.items():
         assert [found.layers[layer] for layer in layers] == alone[dim].readings()

@@ -27,7 +27,7 @@ Item = dict[str, Tensor]
 
 def make_items(count: int = STEPS * BATCH) -> list[Item]:
     windows = torch.randint(64, (count, 17), generator=torch.Generator().manual_seed(0))
-    return [{"tokens": window[:-1], "labels": window[1:]} for window in windows]
+    return [{"tokens": window[:-1], "targets": window[1:]} for window in windows]
 
 
 class Stop(TrainerCallback):  # type: ignore[misc]  # has no types
@@ -46,7 +46,8 @@ def make_trainer(out: Path, *others: TrainerCallback, **arguments: Any) -> tuple
     settings = {
         "max_steps": STEPS, "per_device_train_batch_size": BATCH, "train_sampling_strategy": "sequential",
         "learning_rate": 1e-2, "lr_scheduler_type": "constant", "max_grad_norm": 0.0, "optim": "adamw_torch",
-        "save_strategy": "no", "report_to": "none", "disable_tqdm": True, "use_cpu": True, **arguments,
+        "save_strategy": "no", "report_to": "none", "disable_tqdm": True, "use_cpu": True,
+        "label_names": ["targets"], **arguments,
     }  # fmt: skip
     callback = GrowthCallback(Grower(Decoder(PLAN, seed=0), None, [Observe(8), POLICY]))
     trainer = Trainer(
@@ -65,10 +66,10 @@ def plain_loop() -> tuple[Grower, list[dict[str, Any]]]:
     grower = Grower(model, optimizer, [Observe(8), POLICY])
     items, events = make_items(), []
     for step in range(STEPS):
-        tokens, labels = (
-            torch.stack([item[k] for item in items[step * BATCH :][:BATCH]]) for k in ("tokens", "labels")
+        tokens, targets = (
+            torch.stack([item[k] for item in items[step * BATCH :][:BATCH]]) for k in ("tokens", "targets")
         )
-        loss = model(tokens, labels).loss
+        loss = model(tokens, targets).loss
         assert loss is not None
         loss.backward()
         optimizer.step()
@@ -107,6 +108,8 @@ def test_a_trainer_grows_like_a_plain_loop(whole: tuple[Trainer, GrowthCallback]
     assert callback.events == events
     assert_equal_growers(callback.grower, grower)
     assert [seen["step"] for seen in callback.observations] == [8, 16, 24]
+    measured = [entry["step"] for entry in trainer.state.log_history if "eval_loss" in entry]
+    assert measured == list(range(3, STEPS + 1, 3))
     said = [entry for entry in trainer.state.log_history if "growth" in entry]
     assert [entry["step"] for entry in said] == [4, 9, 14, 19]
     assert said[0]["growth"].startswith(f"layer {events[0]['layer']} now loops heads ")
@@ -156,5 +159,5 @@ def test_without_transformers_the_extra_is_named() -> None:
 
 def test_heads_that_come_and_go_are_refused() -> None:
     model = Decoder(Plan.uniform(layers=2, width=16, heads=2, vocabulary=64, context=8, feed_forward=16))
-    with pytest.raises(InputError, match="policy = 'incrt': may exchange parameters"):
+    with pytest.raises(InputError, match="policy = 'incrt': exchanges parameters"):
         GrowthCallback(Grower(model, None, [Incrt()]))

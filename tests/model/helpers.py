@@ -100,8 +100,8 @@ def complex_rotation(x: Tensor, first: int = 0, theta: float = 10_000.0) -> Tens
     positions = torch.arange(first, first + x.shape[1], dtype=torch.float64)
     exponents = torch.arange(dim // 2, dtype=torch.float64) * 2 / dim
     angles = positions[:, None, None] * theta**-exponents
-    turned = numbers * torch.polar(torch.ones_like(angles), angles).to(x.device)
-    return torch.cat((turned.real, turned.imag), dim=-1)
+    rotated = numbers * torch.polar(torch.ones_like(angles), angles).to(x.device)
+    return torch.cat((rotated.real, rotated.imag), dim=-1)
 
 
 def with_exact_positions(model: Model) -> Model:

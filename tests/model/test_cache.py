@@ -25,7 +25,7 @@ def decode(model: Decoder, tokens: Tensor, prefill: Sequence[int], dtype: torch.
     batch, length = tokens.shape
     cache = KVCache(model.plan, batch, length, tokens.device, dtype)
     sizes = [*prefill, *[1] * (length - sum(prefill))]
-    parts = [model.logits(model.hidden(part, cache)) for part in torch.split(tokens, sizes, dim=1)]
+    parts = [model.unembed(model.hidden(part, cache)) for part in torch.split(tokens, sizes, dim=1)]
     assert cache.length == length
     return torch.cat(parts, dim=1)
 
@@ -115,8 +115,8 @@ def test_what_the_cache_holds() -> None:
         x = model.blocks[0].attention_norm(embedded, torch.zeros_like(embedded))[1]  # type: ignore[operator]
         _, keys, values = attention.project(x, model.rotary.pair(plan.head_dims[0], slice(0, 4)))  # type: ignore[union-attr,operator]
     assert cache.length == 4
-    torch.testing.assert_close(cache.layers[0][0].keys[:, :, :4], keys)
-    torch.testing.assert_close(cache.layers[0][0].values[:, :, :4], values)
+    torch.testing.assert_close(cache.layers[0][0].keys[:, :, :4], keys.transpose(1, 2))
+    torch.testing.assert_close(cache.layers[0][0].values[:, :, :4], values.transpose(1, 2))
     assert not cache.layers[0][0].keys[:, :, 4:].any()
 
 

@@ -53,7 +53,7 @@ def rms(x: Tensor, gain: Tensor) -> Tensor:
 
 
 def reference_logits(model: Classifier, row: Tensor) -> Tensor:
-    """The scores of one row without padding, (classes,), head by head and with explicit attention maps."""
+    """The logits of one row without padding, (classes,), head by head and with explicit attention maps."""
     weights = dict(model.named_parameters())
     x = weights["embedding.weight"][row]
     for index, layer in enumerate(model.plan.layers):
@@ -66,8 +66,8 @@ def reference_logits(model: Classifier, row: Tensor) -> Tensor:
         for head in range(h):
             shared = head // (h // k)
             scores = torch.einsum("te,se->ts", queries[:, head], keys[:, shared]) / math.sqrt(e)
-            mixed = torch.einsum("ts,se->te", scores.exp() / scores.exp().sum(-1, keepdim=True), values[:, shared])
-            x = x + torch.einsum("te,de->td", mixed, out[:, head])
+            output = torch.einsum("ts,se->te", scores.exp() / scores.exp().sum(-1, keepdim=True), values[:, shared])
+            x = x + torch.einsum("te,de->td", output, out[:, head])
         normed = rms(x, weights[f"{name}.feed_forward_norm.weight"])
         gate, up = (normed @ weights[f"{name}.feed_forward.gate_up.weight"].T).chunk(2, dim=-1)
         x = x + (gate / (1 + (-gate).exp()) * up) @ weights[f"{name}.feed_forward.down.weight"].T
@@ -97,8 +97,8 @@ def test_more_padding_changes_nothing(data: Any, pooling: str) -> None:
     more = data.draw(st.integers(0, plan.context - tokens.shape[1]))
     padded = torch.nn.functional.pad(tokens, (0, more), value=PADDING)
     torch.testing.assert_close(model(padded).logits, model(tokens).logits, rtol=1e-9, atol=1e-9)
-    labels = torch.zeros(len(lengths), dtype=torch.long)
-    torch.testing.assert_close(model(padded, labels).loss, model(tokens, labels).loss, rtol=1e-9, atol=1e-9)
+    targets = torch.zeros(len(lengths), dtype=torch.long)
+    torch.testing.assert_close(model(padded, targets).loss, model(tokens, targets).loss, rtol=1e-9, atol=1e-9)
 
 
 def test_padding_gets_no_gradient_and_all_else_does() -> None:
@@ -133,9 +133,9 @@ def test_a_batch_without_padding_uses_no_mask(monkeypatch: pytest.MonkeyPatch) -
 
 def test_who_may_look_at_whom() -> None:
     tokens = torch.tensor([[5, 6, 0], [7, 0, 0]])
-    seen = Classifier(classifier_plan()).allowed(tokens)
+    seen = Classifier(classifier_plan()).attention_mask(tokens)
     assert seen.tolist() == [[[1, 1, 0], [1, 1, 0], [0, 0, 0]], [[1, 0, 0], [0, 0, 0], [0, 0, 0]]]
-    causal = Decoder(small_plan()).allowed(tokens)
+    causal = Decoder(small_plan()).attention_mask(tokens)
     assert causal.tolist() == [[1, 0, 0], [1, 1, 0], [1, 1, 1]]
 
 
@@ -154,28 +154,30 @@ def test_looped_heads_see_the_mask_too() -> None:
 def test_loss_is_the_weighted_mean_surprise(weights: Tensor | None) -> None:
     plan = classifier_plan()
     model, tokens = lively_classifier(plan, class_weights=weights), rows(plan, [4, 9, 6, 2])
-    labels = torch.tensor([2, 0, 1, 1])
+    targets = torch.tensor([2, 0, 1, 1])
     probabilities = model(tokens).logits.detach().softmax(-1)
     factors = [1.0, 1.0, 1.0] if weights is None else weights.tolist()
-    surprises = [-factors[c] * math.log(float(p[c])) for p, c in zip(probabilities, labels.tolist(), strict=True)]
-    assert float(model(tokens, labels).loss.detach()) == pytest.approx(sum(surprises) / 4, rel=1e-9)
+    surprises = [-factors[c] * math.log(float(p[c])) for p, c in zip(probabilities, targets.tolist(), strict=True)]
+    assert float(model(tokens, targets).loss.detach()) == pytest.approx(sum(surprises) / 4, rel=1e-9)
 
 
 def test_the_loss_of_a_batch_is_the_mean_of_its_parts() -> None:
     """With class weights too: how many processes and micro-batches share a batch does not matter."""
     plan = classifier_plan()
     model, tokens = lively_classifier(plan, class_weights=torch.tensor([0.2, 5.0, 1.0])), rows(plan, [4, 9, 6, 2])
-    labels = torch.tensor([2, 0, 1, 1])
-    parts = [model(tokens[i : i + 2], labels[i : i + 2]).loss for i in (0, 2)]
-    torch.testing.assert_close(torch.stack(parts).mean(), model(tokens, labels).loss)
+    targets = torch.tensor([2, 0, 1, 1])
+    parts = [model(tokens[i : i + 2], targets[i : i + 2]).loss for i in (0, 2)]
+    torch.testing.assert_close(torch.stack(parts).mean(), model(tokens, targets).loss)
 
 
 def test_loss_shows_every_pass_to_a_watch() -> None:
     plan = replace(looped(small_plan(), {1: ((0,), 2)}), classes=3)
-    model, tokens, labels = lively_classifier(plan), rows(plan, [4, 8]), torch.tensor([0, 2])
+    model, tokens, targets = lively_classifier(plan), rows(plan, [4, 8]), torch.tensor([0, 2])
     seen: list[tuple[int, int, tuple[int, ...]]] = []
-    loss = model.loss(tokens, labels, watch=lambda layer, number, p: seen.append((layer, number, tuple(p.mixed.shape))))
-    torch.testing.assert_close(loss, model(tokens, labels).loss)
+    loss = model.loss(
+        tokens, targets, watch=lambda layer, number, p: seen.append((layer, number, tuple(p.head_outputs.shape)))
+    )
+    torch.testing.assert_close(loss, model(tokens, targets).loss)
     assert [(layer, number) for layer, number, _ in seen] == [
         (0, 0),
         (1, 0),
@@ -219,14 +221,14 @@ def test_counted_parameters_and_flops_are_those_of_the_plan(
     plan = Plan(*sizes, tuple(layers), classes=classes)
     model, batch = Classifier(plan), 3
     assert sum(p.numel() for p in model.parameters()) == plan.parameters
-    tokens, labels = rows(plan, [plan.context] * batch), torch.zeros(batch, dtype=torch.long)
+    tokens, targets = rows(plan, [plan.context] * batch), torch.zeros(batch, dtype=torch.long)
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter, torch.no_grad():
-        model(tokens, labels)
+        model(tokens, targets)
     cost = plan.cost
     assert cost.forward.causal == cost.forward.full
     assert counter.get_total_flops() == batch * plan.context * cost.forward.full + batch * cost.answer
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
-        model(tokens, labels).loss.backward()
+        model(tokens, targets).loss.backward()
     assert counter.get_total_flops() == cost.training_of(batch, plan.context).full
 
 
@@ -259,12 +261,12 @@ def test_compiled_regions_give_the_same_gradients() -> None:
     from meristem.training.compilation import compiled_regions
 
     plan = classifier_plan()
-    model, tokens, labels = Classifier(plan), rows(plan, [16, 7, 12]), torch.tensor([0, 1, 2])
+    model, tokens, targets = Classifier(plan), rows(plan, [16, 7, 12]), torch.tensor([0, 1, 2])
     regions = compiled_regions()
 
     def gradients(compiled: bool) -> list[Tensor]:
         model.zero_grad()
-        loss = model(tokens, labels, regions).loss if compiled else model(tokens, labels).loss
+        loss = model(tokens, targets, regions).loss if compiled else model(tokens, targets).loss
         loss.backward()
         return [parameter.grad for parameter in model.parameters() if isinstance(parameter.grad, Tensor)]
 

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import math
+from statistics import median
 from typing import Any
 
 import pytest
@@ -78,18 +79,25 @@ def test_oracle_8_later_positions_see_the_schedule(schedule: str) -> None:
 
 
 def test_oracle_8_one_layer_of_the_small_model() -> None:
-    """With initial weights and unit input, 3 heads and 12 heads differ by about 0.19 (prism.md)."""
-    few, many = (Decoder(Plan.uniform(layers=1, width=768, heads=h, vocabulary=2)) for h in (3, 12))
-    x = torch.randn(1, 64, 768, generator=torch.Generator().manual_seed(0))
-    first, second = (
-        m.blocks[0].attention(x, m.rotary.pair(m.plan.head_dims[0], slice(0, 64)))  # type: ignore[operator]
-        for m in (few, many)
-    )
-    assert float((first - second).detach().abs().max()) > 1e-3
+    """With initial weights and unit input, 3 heads and 12 differ by 0.19 at most (prism.md 6); the median of many."""
+    differences = []
+    for seed in range(16):
+        few, many = (
+            Decoder(Plan.uniform(layers=1, width=768, heads=h, vocabulary=2, feed_forward=8), seed=seed)
+            for h in (3, 12)
+        )
+        x = torch.randn(1, 16, 768, generator=torch.Generator().manual_seed(seed))
+        first, second = (
+            m.blocks[0].attention(x, m.rotary.pair(m.plan.head_dims[0], slice(0, 16)))  # type: ignore[operator]
+            for m in (few, many)
+        )
+        differences.append(float((first - second).detach().abs().max()))
+    assert min(differences) > 1e-3
+    assert median(differences) == pytest.approx(0.19, rel=0.1)
 
 
 @pytest.mark.parametrize("schedule", ARMS)
-@pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, 1e-5), (torch.float64, 1e-12)])
+@pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, 1e-6), (torch.float64, 1e-12)])
 def test_oracle_9_without_queries_attention_averages(schedule: str, dtype: torch.dtype, limit: float) -> None:
     uniform, model = like_uniform(schedule, dtype)
     for decoder in (uniform, model):
@@ -152,10 +160,10 @@ DIMS = (32, 64, 96, 128, 192, 256)
 @pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, 1e-5), (torch.float64, 1e-6)])
 def test_oracle_11_norms_are_preserved(dim: int, dtype: torch.dtype, limit: float) -> None:
     x = torch.randn(2, 1024, 2, dim, dtype=dtype, generator=torch.Generator().manual_seed(0))
-    turned = rotate(x, *rotary_table(dim, 1024))
-    assert turned.dtype == dtype
-    torch.testing.assert_close(turned.norm(dim=-1), x.norm(dim=-1), rtol=limit, atol=0)
-    assert not torch.allclose(turned[:, 1:], x[:, 1:], atol=0.1)
+    rotated = rotate(x, *rotary_table(dim, 1024))
+    assert rotated.dtype == dtype
+    torch.testing.assert_close(rotated.norm(dim=-1), x.norm(dim=-1), rtol=limit, atol=0)
+    assert not torch.allclose(rotated[:, 1:], x[:, 1:], atol=0.1)
 
 
 @pytest.mark.parametrize("dim", DIMS)
@@ -201,9 +209,9 @@ def test_oracle_11_frequencies_nest() -> None:
 @given(half=st.integers(1, 64), length=st.integers(1, 40), seed=st.integers(0, 99))
 def test_rotation_is_a_complex_product(half: int, length: int, seed: int) -> None:
     x = torch.randn(2, length, 3, 2 * half, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
-    turned = rotate(x, *rotary_table(2 * half, length))
-    torch.testing.assert_close(turned, complex_rotation(x), rtol=0, atol=1e-6)  # the tables are float32
-    back = rotate(turned, *(table * sign for table, sign in zip(rotary_table(2 * half, length), (1, -1), strict=True)))
+    rotated = rotate(x, *rotary_table(2 * half, length))
+    torch.testing.assert_close(rotated, complex_rotation(x), rtol=0, atol=1e-6)  # the tables are float32
+    back = rotate(rotated, *(table * sign for table, sign in zip(rotary_table(2 * half, length), (1, -1), strict=True)))
     torch.testing.assert_close(back, x, rtol=0, atol=1e-6)
 
 
@@ -245,8 +253,8 @@ def test_oracle_12_a_narrow_head_inside_a_wide_one(narrow: int, wide: int, dtype
             queries[..., places] = q * math.sqrt(wide / narrow)
             keys[..., places] = k
         pair = rotary_table(dim, 48)
-        turned = [rotate(x, *pair).transpose(1, 2) for x in (queries, keys)]
-        scores.append(causal_probabilities(turned[0], turned[1]))
+        rotated = [rotate(x, *pair).transpose(1, 2) for x in (queries, keys)]
+        scores.append(causal_probabilities(rotated[0], rotated[1]))
     torch.testing.assert_close(scores[0], scores[1], rtol=0, atol=limit)
 
 
@@ -304,10 +312,10 @@ def test_model_equals_a_model_written_out_by_hand(plan: Plan, seed: int) -> None
         packed = norm(x, f"{name}.attention_norm") @ state[f"{name}.attention.qkv.weight"].T
         parts = packed.split((layer.query_width, layer.kv_width, layer.kv_width), dim=-1)
         q, k, v = (part.unflatten(-1, (-1, layer.head_dim)) for part in parts)
-        mixed = explicit_attention(
+        head_outputs = explicit_attention(
             complex_rotation(q).transpose(1, 2), complex_rotation(k).transpose(1, 2), v.transpose(1, 2)
         )
-        x = x + mixed.transpose(1, 2).flatten(2) @ state[f"{name}.attention.out.weight"].T
+        x = x + head_outputs.transpose(1, 2).flatten(2) @ state[f"{name}.attention.out.weight"].T
         both = norm(x, f"{name}.feed_forward_norm") @ state[f"{name}.feed_forward.gate_up.weight"].T
         gate, up = both.chunk(2, dim=-1)
         x = x + (gate * torch.sigmoid(gate) * up) @ state[f"{name}.feed_forward.down.weight"].T

@@ -17,7 +17,7 @@ from meristem.model.fused import (
     swiglu_backward,
     swiglu_linear,
 )
-from meristem.model.fused_loops import follow_heads, gated_linear, norm_project_heads, take_heads
+from meristem.model.fused_loops import follow_heads, gated_linear, gather_heads, norm_project_heads
 from meristem.model.rotary import rotary_table
 
 from .helpers import complex_rotation, needs_gpu, relative_error, split_heads
@@ -105,14 +105,14 @@ def test_targets_outside_the_vocabulary_are_refused(target: int) -> None:
     logits, targets, scale = cross_entropy_inputs(torch.float32, 13, 29)
     targets[4] = target
     before = logits.clone()
-    with pytest.raises(InputError, match=rf"labels = {target}: must be from 0 to 28, or -100"):
+    with pytest.raises(InputError, match=rf"targets = {target}: must be from 0 to 28, or -100"):
         cross_entropy_(logits, targets, scale.float())
     assert torch.equal(logits, before)
 
 
 OPERATORS = [
-    "cross_entropy_", "swiglu_backward", "turn_heads_", "turn_heads_backward", "add_norm", "add_norm_backward",
-    "add_unit", "unturn", "follow", "follow_backward",
+    "cross_entropy_", "swiglu_backward", "rotate_heads_", "rotate_heads_backward", "add_norm", "add_norm_backward",
+    "add_unit", "unrotate", "follow", "follow_backward",
 ]  # fmt: skip
 
 
@@ -124,8 +124,8 @@ def test_operators_are_registered_correctly(name: str) -> None:
     arguments: dict[str, tuple[Any, ...]] = {
         "cross_entropy_": (logits, targets, scale.float()),
         "swiglu_backward": (x.flatten(0, 2), x.flatten(0, 2)[:, :2].contiguous()),
-        "turn_heads_": (x, *rotary_table(4, 3), 4),
-        "turn_heads_backward": (x[:, :, :2], x[:, :, 2:4], x[:, :, 4:], *rotary_table(4, 3)),
+        "rotate_heads_": (x, *rotary_table(4, 3), 4),
+        "rotate_heads_backward": (x[:, :, :2], x[:, :, 2:4], x[:, :, 4:], *rotary_table(4, 3)),
         "add_norm": (logits, logits.bfloat16(), logits.bfloat16(), logits[0].clone(), 1e-5, torch.bfloat16),
         "add_norm_backward": (
             logits,
@@ -140,7 +140,7 @@ def test_operators_are_registered_correctly(name: str) -> None:
     grads = (x[:, :, :2], x[:, :, 2:4], x[:, :, 4:])
     four = torch.randn(2, 3, 8, 4, generator=torch.Generator().manual_seed(4))
     own = (four.flatten(0, 1), row.clone())
-    arguments["unturn"] = (*grads, four.flatten(0, 1).contiguous(), row, *rotary_table(4, 3), 8, *own)
+    arguments["unrotate"] = (*grads, four.flatten(0, 1).contiguous(), row, *rotary_table(4, 3), 8, *own)
     read, scales = x[:, :, :2].transpose(1, 2).contiguous().transpose(1, 2), row.view(2, 3)
     arguments["follow"] = (four, four.clone(), read, scales, *rotary_table(4, 3), 1e-5, 8)
     followed = (x, scales.clone(), four, four.clone(), read, scales)
@@ -274,10 +274,10 @@ def test_triton_split_heads(
     cos, sin = rotary_table(dim, 80)
     starts = (0, 10) if ragged else (0, 0)
     pair = [torch.stack([t[s : s + 70] for s in starts]) if ragged else t[:70] for t in (cos, sin)]
-    turned = heads + kv_heads
+    both = heads + kv_heads
     leaf = packed.double().requires_grad_()
-    rotated = torch.cat([complex_rotation(leaf[i : i + 1, :, :turned], s) for i, s in enumerate(starts)])
-    expected = (rotated[:, :, :heads], rotated[:, :, heads:], leaf[:, :, turned:])
+    rotated = torch.cat([complex_rotation(leaf[i : i + 1, :, :both], s) for i, s in enumerate(starts)])
+    expected = (rotated[:, :, :heads], rotated[:, :, heads:], leaf[:, :, both:])
     grads = [torch.randn(p.shape, generator=generator).to(dtype) for p in expected]
     reference = torch.autograd.grad(expected, leaf, [g.double() for g in grads])[0]
     device_leaf = packed.cuda().requires_grad_()
@@ -290,7 +290,7 @@ def test_triton_split_heads(
     for mine, theirs in zip(found, expected, strict=True):
         assert mine.dtype == dtype
         assert relative_error(mine.detach().cpu(), theirs.detach()) <= limit
-    assert torch.equal(found[2].detach().cpu(), packed[:, :, turned:])
+    assert torch.equal(found[2].detach().cpu(), packed[:, :, both:])
 
 
 # --- heads that read again --------------------------------------------------------------------------------
@@ -399,10 +399,10 @@ def test_gradcheck_of_heads_that_read_again() -> None:
 
 
 @pytest.mark.parametrize("dim", [0, 1])
-def test_heads_taken_once_twice_or_not_at_all(dim: int) -> None:
+def test_heads_gathered_once_twice_or_not_at_all(dim: int) -> None:
     weight = torch.randn(5, 5, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64).requires_grad_()
     heads, takers = torch.tensor([3, 1, 3]), torch.tensor([[-1, -1], [1, -1], [-1, -1], [0, 2], [-1, -1]])
-    found, expected = take_heads(weight, dim, heads, takers), weight.index_select(dim, heads)
+    found, expected = gather_heads(weight, dim, heads, takers), weight.index_select(dim, heads)
     assert torch.equal(found, expected)
     grad = torch.randn(found.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     grad.select(dim, 1)[0, 0] = torch.inf  # reaches the head it belongs to and no other

@@ -80,8 +80,8 @@ def test_loss_and_gradients_are_those_of_llama(kv_group: int) -> None:
     plan = uniform_plan(kv_group)
     model, tokens = lively(plan), random_tokens(plan)
     twin = llama(model)
-    labels = torch.cat((tokens[:, 1:], torch.full((2, 1), -100)), dim=1)
-    loss, expected = model(tokens, labels).loss, twin(tokens, labels=tokens).loss  # Llama shifts by itself
+    targets = torch.cat((tokens[:, 1:], torch.full((2, 1), -100)), dim=1)
+    loss, expected = model(tokens, targets).loss, twin(tokens, labels=tokens).loss  # Llama shifts by itself
     torch.testing.assert_close(loss, expected, rtol=1e-5, atol=0)
     loss.backward()
     expected.backward()
@@ -96,7 +96,7 @@ def test_cached_decoding_is_that_of_llama(kv_group: int) -> None:
     twin = llama(model)
     mine, theirs = KVCache(plan, 2, plan.context, "cpu", torch.float32), DynamicCache(config=twin.config)
     for part in torch.split(tokens, [11, *[1] * (plan.context - 11)], dim=1):
-        found = model.logits(model.hidden(part, mine))
+        found = model.unembed(model.hidden(part, mine))
         expected = twin(part, past_key_values=theirs, use_cache=True).logits
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)
     assert mine.length == theirs.get_seq_length() == plan.context

@@ -25,6 +25,7 @@ from meristem.errors import InputError
 from meristem.gauges import layer_distances
 from meristem.growth.edits import Edit, LoopHeads, RepeatBlock
 from meristem.model import Decoder, KVCache, Sampling, generate
+from meristem.model.attention import View
 from meristem.model.block import Block, Pass
 from meristem.model.decoder import visibility
 from meristem.model.fused_loops import follow_heads, norm_project_heads
@@ -82,8 +83,8 @@ def masked_attention(
     scores = torch.einsum("bthe,bshe->bhts", queries, keys) / math.sqrt(layer.head_dim)
     causal = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).tril()
     maps = scores.masked_fill(~(causal if seen is None else seen), -math.inf).softmax(-1)
-    mixed = torch.einsum("bhts,bshe->bthe", maps, values)
-    return (mixed * strengths[:, None]).flatten(2) @ out.T
+    head_outputs = torch.einsum("bhts,bshe->bthe", maps, values)
+    return (head_outputs * strengths[:, None]).flatten(2) @ out.T
 
 
 def masked_block(
@@ -130,10 +131,12 @@ def gradients(loss: Tensor, leaves: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return dict(zip(leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True))
 
 
-def run_block(block: Block, x: Tensor, gates: Tensor | None = None, *, first: int = 0, **view: Any) -> Tensor:
+def run_block(
+    block: Block, x: Tensor, gates: Tensor | None = None, *, first: int = 0, mask: Tensor | None = None
+) -> Tensor:
     """The stream after a block, whose tokens are at the positions from `first`."""
     cos, sin = rotary_table(block.attention.layer.head_dim, first + x.shape[1])
-    stream, branch = block(x, torch.zeros_like(x), (cos[first:], sin[first:]), gates, **view)
+    stream, branch = block(x, torch.zeros_like(x), (cos[first:], sin[first:]), gates, View(mask=mask))
     total: Tensor = stream + branch
     return total
 
@@ -257,11 +260,11 @@ def test_sgt_oracle_3_gradients_of_the_gates(at_birth: bool) -> None:
     """Against central differences, of which the rounding error is about 1e-16 / 1e-4."""
     plan = looped(small_plan(kv_group=2), LOOPS, GATES)
     model, tokens = lively(plan, torch.float64), random_tokens(plan)
-    labels = tokens.roll(-1, dims=1)
+    targets = tokens.roll(-1, dims=1)
     assert model.gate_delta is not None
     if at_birth:
         silent(model)
-    model(tokens, labels).loss.backward()
+    model(tokens, targets).loss.backward()
     born, found = born_gates(), model.gate_delta.grad
     assert found is not None
     assert not found[~born].any()
@@ -274,7 +277,7 @@ def test_sgt_oracle_3_gradients_of_the_gates(at_birth: bool) -> None:
             losses = []
             for sign in (1, -1):
                 gate.copy_(value + sign * step)
-                losses.append(float(model(tokens, labels).loss))
+                losses.append(float(model(tokens, targets).loss))
             gate.copy_(value)
             expected = (losses[0] - losses[1]) / (2 * step)
             assert float(found[tuple(place)]) == pytest.approx(expected, rel=1e-6), place
@@ -353,14 +356,14 @@ def model_against_reference(model: Decoder) -> None:
     with_exact_positions(model)
     if model.gate_ramp is not None:
         model.gate_ramp.copy_(draw(*model.gate_ramp.shape))
-    labels = tokens.roll(-1, dims=1)
+    targets = tokens.roll(-1, dims=1)
     weights = reference_of(model)
     logits = masked_logits(model, weights, tokens)
     assert relative_error(model(tokens).logits, logits) <= limit
-    loss = cross_entropy(logits.flatten(0, 1), labels.flatten())
+    loss = cross_entropy(logits.flatten(0, 1), targets.flatten())
     if "gate_delta" in weights:
         loss = loss + 0 * weights["gate_delta"].sum()
-    found = gradients(model(tokens, labels).loss, dict(model.named_parameters()))
+    found = gradients(model(tokens, targets).loss, dict(model.named_parameters()))
     for name, value in gradients(loss, weights).items():
         difference = (found[name].double() - value).norm()
         assert float(difference) <= limit * (float(value.norm()) + 1e-3), name
@@ -618,13 +621,13 @@ def test_sgt_oracle_10_rows_of_different_lengths(passes: int, kv_group: int, rep
     model, tokens = lively(plan), random_tokens(plan, batch=3, length=28)
     padding = torch.tensor([0, 7, 16])
     cache = KVCache(plan, 3, 28, "cpu", torch.float32)
-    parts = [model.logits(model.hidden(tokens[:, :20], cache, padding))]
-    parts += [model.logits(model.hidden(tokens[:, t : t + 1], cache, padding)) for t in range(20, 28)]
+    parts = [model.unembed(model.hidden(tokens[:, :20], cache, padding))]
+    parts += [model.unembed(model.hidden(tokens[:, t : t + 1], cache, padding)) for t in range(20, 28)]
     found = torch.cat(parts, dim=1)
     for row, skipped in enumerate(padding.tolist()):
         alone = model(tokens[row : row + 1, skipped:]).logits
         assert relative_error(found[row : row + 1, skipped:], alone) <= 1e-5
-        whole = model.logits(model.hidden(tokens, padding=padding))[row : row + 1, skipped:]
+        whole = model.unembed(model.hidden(tokens, padding=padding))[row : row + 1, skipped:]
         assert relative_error(whole, alone) <= 1e-5
 
 
@@ -942,7 +945,7 @@ def test_loops_on_the_gpu() -> None:
 def trained_forward(model: Decoder, tokens: Tensor, regions: Regions) -> tuple[Tensor, Tensor]:
     """The stream after the last block and the loss, in bfloat16 as in training."""
     with torch.autocast(tokens.device.type, torch.bfloat16):
-        x, branch = model._stream(tokens, regions=regions)
+        x, branch = model.stream(tokens, regions=regions)
         loss = model(tokens, tokens.roll(-1, dims=1), regions).loss
     assert loss is not None
     return (x + branch).detach(), loss.detach()

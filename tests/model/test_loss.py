@@ -80,9 +80,9 @@ def test_nothing_to_predict(chunk: int | None) -> None:
 def test_labels_outside_the_vocabulary_are_refused(target: int, chunk: int | None) -> None:
     hidden, weight, targets = problem(12, 8, 20, torch.float32)
     targets[7] = target
-    with pytest.raises(InputError, match=f"labels = {target}"):
+    with pytest.raises(InputError, match=f"targets = {target}"):
         linear_cross_entropy(hidden, weight, targets, chunk=chunk)
-    with torch.no_grad(), pytest.raises(InputError, match=f"labels = {target}"):
+    with torch.no_grad(), pytest.raises(InputError, match=f"targets = {target}"):
         linear_cross_entropy(hidden, weight, targets, chunk=chunk)
 
 

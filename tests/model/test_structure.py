@@ -65,11 +65,11 @@ def test_oracle_4_layers_share_tables_by_identity(monkeypatch: pytest.MonkeyPatc
     original = Block.forward
 
     def forward(
-        self: Block, x: Tensor, branch: Tensor, rotary: tuple[Tensor, Tensor], *rest: Any, **view: Any
+        self: Block, x: Tensor, branch: Tensor, rope: tuple[Tensor, Tensor], *rest: Any
     ) -> tuple[Tensor, Tensor]:
-        cos, sin = (table.untyped_storage().data_ptr() for table in rotary)
+        cos, sin = (table.untyped_storage().data_ptr() for table in rope)
         used.append((self.attention.layer.head_dim, cos, sin))
-        return original(self, x, branch, rotary, *rest, **view)
+        return original(self, x, branch, rope, *rest)
 
     monkeypatch.setattr(Block, "forward", forward)
     model(random_tokens(plan))
@@ -101,15 +101,15 @@ def test_initial_scales() -> None:
 
 
 def count_flops(model: Decoder, tokens: Tensor, *, backward: bool, watch: Watch | None = None) -> int:
-    labels = tokens.roll(-1, dims=1)
+    targets = tokens.roll(-1, dims=1)
     # The math kernel is the only one that computes, and shows to the counter, the whole square.
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         if backward:
-            loss = model.loss(tokens, labels, watch=watch)
+            loss = model.loss(tokens, targets, watch=watch)
             loss.backward()
         else:
             with torch.no_grad():
-                model.loss(tokens, labels, watch=watch)
+                model.loss(tokens, targets, watch=watch)
     return int(counter.get_total_flops())
 
 
@@ -169,11 +169,11 @@ def test_logits_cost_as_much_as_the_loss() -> None:
 def test_loss_is_that_of_the_logits() -> None:
     plan = small_plan()
     model, tokens = lively(plan), random_tokens(plan)
-    labels = tokens.roll(-1, dims=1)
-    labels[:, -1] = -100
-    expected = torch.nn.functional.cross_entropy(model(tokens).logits.flatten(0, 1), labels.flatten())
-    torch.testing.assert_close(model(tokens, labels).loss, expected, rtol=1e-5, atol=0)
-    assert model(tokens, labels).logits is None
+    targets = tokens.roll(-1, dims=1)
+    targets[:, -1] = -100
+    expected = torch.nn.functional.cross_entropy(model(tokens).logits.flatten(0, 1), targets.flatten())
+    torch.testing.assert_close(model(tokens, targets).loss, expected, rtol=1e-5, atol=0)
+    assert model(tokens, targets).logits is None
     assert model(tokens).loss is None
 
 

@@ -14,12 +14,12 @@ from .helpers import random_tokens, small_plan
 
 
 def initial_loss(schedule: str, width: int, heads: int, layers: int) -> float:
-    """Of random tokens, which no untrained model can tell apart, so that labels and inputs are independent."""
+    """Of random tokens, which no untrained model can tell apart, so that targets and inputs are independent."""
     plan = Plan.scheduled(schedule, layers=layers, width=width, heads=heads)
     model = Decoder(plan, seed=1337)
-    tokens, labels = (random_tokens(plan, batch=1, length=512, seed=seed) for seed in (0, 1))
+    tokens, targets = (random_tokens(plan, batch=1, length=512, seed=seed) for seed in (0, 1))
     with torch.no_grad():
-        return float(model(tokens, labels).loss)
+        return float(model(tokens, targets).loss)
 
 
 @pytest.mark.parametrize(
@@ -38,11 +38,11 @@ def test_oracle_20_initial_loss(width: int, heads: int, layers: int, expected: f
 def test_oracle_21_one_batch_can_be_learnt_by_heart(schedule: str) -> None:
     plan = small_plan(schedule, context=128)
     model, tokens = Decoder(plan), random_tokens(plan, batch=8)
-    labels = tokens.roll(-1, dims=1)
+    targets = tokens.roll(-1, dims=1)
     optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3, betas=(0.9, 0.95), weight_decay=0)
     first = last = math.inf
     for step in range(300):
-        loss = model(tokens, labels).loss
+        loss = model(tokens, targets).loss
         last = float(loss.detach())
         if step == 0:
             first = last

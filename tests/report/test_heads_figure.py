@@ -12,10 +12,10 @@ import pytest
 
 from commands import Call
 from meristem.data import prepare_labelled
+from meristem.report.drawing.colours import BACKGROUND, BLUE, GUIDE, INK, ORANGE
 from meristem.report.head_history import HINT, HeadHistory
-from meristem.report.heads_figure import COLOURS, GUIDE, SHOWN, heads_svg
+from meristem.report.heads_figure import COLOURS, SHOWN, heads_svg
 from meristem.report.pictures import draw_growth, draw_loss, read_head_history
-from meristem.report.svg import BACKGROUND, BLUE, INK, ORANGE, apart, band, log_ticks
 from meristem.runs.folder import RunFolder
 from report.helpers import SVG, Element, assert_labels_are_inside_and_apart, number, parsed, texts
 from training.helpers import EAGER_HEADS, prepared, trained
@@ -296,28 +296,6 @@ def test_long_logs_make_small_files() -> None:
     line = points(curves(root, BLUE)[0])
     assert len(line) <= SHOWN
     assert [y for _, y in line] == pytest.approx([line[0][1]] * len(line), abs=3)  # means: 1 and 2 are 50 pixels apart
-
-
-# --- helpers ------------------------------------------------------------------------------------------------------
-
-
-def test_labels_move_apart_as_little_as_it_takes() -> None:
-    assert apart([30, 10], 15, 0, 100) == [30, 10]
-    assert apart([20, 20], 10, 0, 100) == [15, 25]
-    assert apart([20, 24, 80], 10, 0, 100) == [17, 27, 80]
-    assert apart([99, 50, 98], 10, 0, 100) == [100, 50, 90]
-    assert apart([0, 1, 2], 10, 0, 100) == [0, 10, 20]
-    assert apart([], 10, 0, 100) == []
-
-
-def test_log_ticks() -> None:
-    assert log_ticks(0.0004, 1.5) == [0.001, 0.01, 0.1, 1]
-    assert log_ticks(0.08, 1.5) == [0.1, 0.2, 0.5, 1]
-
-
-def test_a_band_is_interrupted() -> None:
-    path = band([(0, 1, 2), (1, 1, 2), (2, math.nan, 2), (3, 1, 2)], BLUE, 0.5)
-    assert 'd="M0 1L1 1L1 2L0 2zM3 1L3 2z"' in path
 
 
 # --- runs ---------------------------------------------------------------------------------------------------------

@@ -11,11 +11,11 @@ import pytest
 
 from meristem.growth import LoopHeads, RepeatBlock, Sgt, SgtState
 from meristem.plan import Plan
-from meristem.report.figures import TIMES, looped
+from meristem.report.drawing.colours import ORANGE
 from meristem.report.loop_history import History
 from meristem.report.loops_figure import COLUMNS, PALE, growth_svg
 from meristem.report.pictures import draw_growth, draw_structure, read_history
-from meristem.report.svg import ORANGE
+from meristem.report.structure_figure import TIMES, looped
 from report.helpers import SVG, Element, assert_labels_are_inside_and_apart, number, parsed, texts
 from training.helpers import prepared, trained
 
@@ -40,7 +40,7 @@ def simulated(plan: Plan, policy: Sgt, observe_every: int = 0, delta: float = 0.
         if observe_every and step % observe_every == 0:
             observations.append(seen)
         if policy.decides(state, step):
-            made = policy.decide(state, step, heads)
+            made = policy.judge(state, step, heads)
             state = made.state
             grown = next((g for g in state.grown if g.layer == made.layer), None)
             decisions.append(

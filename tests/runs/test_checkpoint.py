@@ -195,7 +195,7 @@ def test_if_all_are_damaged_each_is_named_with_its_reason(tmp_path: Path) -> Non
     assert load_newest(tmp_path, pytest.fail) is None  # none at all is no error
     for step in (1, 2):
         halve(save(tmp_path, step) / "model.safetensors")
-    expected = r"none of its checkpoints.*step-00000002.*truncated.*step-00000001.*truncated.*--from-start"
+    expected = r"none of its checkpoints.*step-00000002.*truncated.*step-00000001.*truncated.*begin anew"
     with pytest.raises(RunError, match=expected):
         load_newest(tmp_path, pytest.fail)  # nothing is passed over
 

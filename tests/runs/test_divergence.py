@@ -42,10 +42,10 @@ def bad_batches(monkeypatch: pytest.MonkeyPatch, data: Path, numbers: range, **c
     used: list[Batch] = []
 
     class Poisoned(Gradients):
-        def __call__(self, tokens: Tensor, labels: Tensor) -> Tensor:
+        def __call__(self, tokens: Tensor, targets: Tensor) -> Tensor:
             rows = tokens.flatten(0, 1).numpy().copy()
             used.append(rows)
-            loss = super().__call__(tokens, labels)
+            loss = super().__call__(tokens, targets)
             return loss * math.nan if tuple(rows.ravel()) in bad else loss
 
     monkeypatch.setattr(loop, "Gradients", Poisoned)
@@ -65,8 +65,8 @@ def weights_that_overflow(monkeypatch: pytest.MonkeyPatch, update: int) -> None:
     calls, large = 0, 1e30
 
     class Overflowing(Gradients):
-        def __call__(self, tokens: Tensor, labels: Tensor) -> Tensor:
-            loss = super().__call__(tokens, labels)
+        def __call__(self, tokens: Tensor, targets: Tensor) -> Tensor:
+            loss = super().__call__(tokens, targets)
             return loss * math.nan if float(self.parameters[0].detach().abs().max()) >= large else loss
 
     def exploding(optimizer: torch.optim.AdamW, *rest: Any) -> tuple[Tensor, Tensor]:
@@ -248,8 +248,8 @@ def test_going_back_has_an_end(data: Path, tmp_path: Path, monkeypatch: pytest.M
     bad_batches(monkeypatch, data, range(5, STEPS), train__steps=3 * STEPS)
 
     class AlwaysBad(Gradients):
-        def __call__(self, tokens: Tensor, labels: Tensor) -> Tensor:
-            return super().__call__(tokens, labels) * math.nan
+        def __call__(self, tokens: Tensor, targets: Tensor) -> Tensor:
+            return super().__call__(tokens, targets) * math.nan
 
     monkeypatch.setattr(loop, "Gradients", AlwaysBad)
     changes = {"train__max_skipped": 2, "train__on_divergence": "rewind", "train__max_rewinds": 2}

@@ -96,13 +96,13 @@ import sys, time
 from pathlib import Path
 from meristem.runs import folder
 go, config, out = sys.argv[1:]
-plain = run.flush_folder
-def waiting(folder):
-    plain(folder)
+plain = folder.flush_folder
+def waiting(path):
+    plain(path)
     print("ready", flush=True)
     while not Path(go).exists():
         time.sleep(0.001)
-run.flush_folder = waiting
+folder.flush_folder = waiting
 sys.argv = ["meristem", "train", config, "--out", out]
 from meristem.cli import main
 main()

@@ -95,8 +95,8 @@ def test_a_demo_may_be_repeated_but_replaces_nothing_else(tmp_path: Path, call: 
     [
         (("--heads", 0), "heads = 0: must be from 1 to 8"),
         (("--heads", 9), "heads = 9: must be from 1 to 8"),
-        (("--task", "riddle"), "task = 'riddle': must be one of teacher, bag, noise"),
-        (("--criterion", "random"), "criterion = 'random': must be one of demand, published"),
+        (("--task", "riddle"), "'riddle' is not one of 'teacher', 'bag', 'noise'"),
+        (("--criterion", "random"), "'random' is not one of 'demand', 'published'"),
         (("--seed", -1), "seed = -1: must be from 0 to 2^31 - 1"),
         (("--seed", 2**31), f"seed = {2**31}: must be"),
         (("--steps", -5), "steps = -5: must be at least 1"),

@@ -21,8 +21,8 @@ def plain(student: Student, tokens: Tensor) -> Tensor:
         (tokens @ part.T).unflatten(-1, shape) for part in attention.qkv.weight.split(layer.heads * layer.head_dim)
     )
     scores = torch.einsum("bihe,bjhe->bhij", queries, keys) / layer.head_dim**0.5
-    mixed = torch.einsum("bhij,bjhe->bihe", scores.softmax(-1), values)
-    return mixed.flatten(-2) @ attention.out.weight.T
+    head_outputs = torch.einsum("bhij,bjhe->bihe", scores.softmax(-1), values)
+    return head_outputs.flatten(-2) @ attention.out.weight.T
 
 
 @pytest.mark.parametrize("heads", [1, 3])
@@ -37,8 +37,8 @@ def test_tokens_have_no_order() -> None:
     tokens = KnownTask().batch(2, 0)[0].double()
     order = torch.randperm(16, generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(student(tokens[:, order]), student(tokens)[:, order], rtol=1e-10, atol=1e-12)
-    assert student.allowed(tokens).all()
-    assert student.allowed(tokens).shape == (16, 16)
+    assert student.attention_mask(tokens).all()
+    assert student.attention_mask(tokens).shape == (16, 16)
 
 
 def test_the_loss_of_an_answer_of_zero_is_the_size_of_the_targets() -> None:

@@ -40,8 +40,8 @@ def test_a_recorded_graph_gives_the_gradients_of_plain_calls(micro_batches: int)
     generator = torch.Generator().manual_seed(0)
     for _ in range(3):  # the first call records, the others replay on other tokens
         windows = torch.randint(320, (micro_batches, 4, 65), generator=generator).to(device)
-        tokens, labels = windows[..., :-1].contiguous(), windows[..., 1:].contiguous()
-        losses = [float(gradients(tokens, labels)) for gradients in (plain, recorded)]
+        tokens, targets = windows[..., :-1].contiguous(), windows[..., 1:].contiguous()
+        losses = [float(gradients(tokens, targets)) for gradients in (plain, recorded)]
         assert losses[0] == pytest.approx(losses[1], abs=2e-3)
         for mine, theirs in zip(models[1].parameters(), models[0].parameters(), strict=True):
             assert mine.grad is not None
@@ -81,9 +81,9 @@ def test_a_run_that_grows_is_recorded_again_after_each_birth(
         updates.append(done)
         record(graph, *arguments)
 
-    def counted(gradients: Gradients, tokens: Tensor, labels: Tensor) -> Tensor:
+    def counted(gradients: Gradients, tokens: Tensor, targets: Tensor) -> Tensor:
         nonlocal done
-        loss = call(gradients, tokens, labels)
+        loss = call(gradients, tokens, targets)
         done += 1
         return loss
 

@@ -74,7 +74,8 @@ def test_two_processes_stop_together_on_a_signal(data: Path, tmp_path: Path) -> 
     process.send_signal(signal.SIGTERM)
     output, _ = process.communicate(timeout=600)
     (stopped,) = list_checkpoints(run.checkpoints)
-    assert f"stopped at step {load_checkpoint(stopped).step}; go on with: meristem resume {run.path}" in output
+    assert f"stopped at step {load_checkpoint(stopped).step}" in output
+    assert f"go on with: meristem resume {run.path}" in output
     resume(run.path)
     assert_close_runs(run, trained(data, tmp_path / "whole", **steps))
 
@@ -137,13 +138,14 @@ def test_two_processes_go_back_together(data: Path, tmp_path: Path) -> None:
 
 DIVERGING = """
 import math, os, sys, time
-from meristem.training import loop, saver
+from meristem.runs import saver
+from meristem.training import loop
 plain_gradients, plain_write, plain_back = loop.Gradients.__call__, saver.write_checkpoint, loop.go_back
 calls = 0
-def diverging(self, tokens, labels):
+def diverging(self, tokens, targets):
     global calls
     calls += 1
-    loss = plain_gradients(self, tokens, labels)
+    loss = plain_gradients(self, tokens, targets)
     return loss * math.nan if calls == 5 else loss
 def slow(folder, taken):
     time.sleep(1.0)

@@ -25,17 +25,17 @@ class Tape(RecordedStep):
         super().__init__(gradients)
         self.notes: list[str] = []
 
-    def _record(self, tokens: Tensor, labels: Tensor, weight: float) -> None:
+    def _record(self, tokens: Tensor, targets: Tensor, weight: float) -> None:
         self.notes.append("record")
         self.recording, self.weight = object(), weight  # type: ignore[assignment]
-        self.gradients.backward(tokens, labels, weight)  # so that there are gradients to fill
+        self.gradients.backward(tokens, targets, weight)  # so that there are gradients to fill
 
-    def _replay(self, tokens: Tensor, labels: Tensor) -> Tensor:
+    def _replay(self, tokens: Tensor, targets: Tensor) -> Tensor:
         self.notes.append("replay")
         for parameter in self.gradients.parameters:
             assert parameter.grad is not None
             parameter.grad.zero_()  # a replay overwrites
-        return self.gradients.backward(tokens, labels, self.weight)
+        return self.gradients.backward(tokens, targets, self.weight)
 
 
 def taped() -> tuple[Gradients, Tape]:

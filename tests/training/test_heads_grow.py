@@ -163,7 +163,7 @@ def test_the_loss_does_not_jump_at_a_birth(arms: Runs, data: Path, tmp_path: Pat
     ],
 )
 def test_every_criterion_is_a_word_or_two_away(settings: dict[str, Any], policy: type, data: Path) -> None:
-    assert type(tiny_config(data, **settings).incrt.policy(1000)) is policy
+    assert type(tiny_config(data, **settings).incrt.policies(1000)[0]) is policy
 
 
 def test_random_births_come_as_many_as_asked_for(arms: Runs) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
@@ -112,8 +113,8 @@ def poison(monkeypatch: pytest.MonkeyPatch, updates: Collection[int], where: str
     class Poisoned(Gradients):
         calls = 0
 
-        def __call__(self, tokens: Tensor, labels: Tensor) -> Tensor:
-            loss = super().__call__(tokens, labels)
+        def __call__(self, tokens: Tensor, targets: Tensor) -> Tensor:
+            loss = super().__call__(tokens, targets)
             self.calls += 1
             if self.calls in updates:
                 if where == "loss":
@@ -227,3 +228,23 @@ def test_a_step_without_checkpoint_is_refused_with_those_there_are(whole: RunFol
         load_run(whole.path, step=5, device="cpu")
     assert load_run(whole.path, step=8, device="cpu").step == 8
     assert load_run(whole.path, device="cpu").step == STEPS
+
+
+def test_fresh_batches_begin_with_the_next_one(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A head is tried without on batches that it has not been trained on: not on the present one."""
+    seen: list[tuple[Tensor, Tensor]] = []
+    plain = loop.Trainer.grow
+
+    def watched_grow(trainer: loop.Trainer, record: Any) -> bool:
+        parts = len(trainer.tokens)
+        fresh = torch.stack([tokens for tokens, _ in itertools.islice(trainer.fresh(), 2 * parts)])
+        seen.append((trainer.tokens, fresh))
+        return plain(trainer, record)
+
+    monkeypatch.setattr(loop.Trainer, "grow", watched_grow)
+    trained(data, tmp_path / "run", train__steps=5)
+    assert len(seen) == 5
+    batches = [tokens for tokens, _ in seen]
+    for number, (_, fresh) in enumerate(seen[:-2]):
+        torch.testing.assert_close(fresh, torch.cat(batches[number + 1 : number + 3]), rtol=0, atol=0)
+        assert not torch.equal(fresh[0], batches[number][0])

@@ -534,8 +534,8 @@ def test_a_grown_run_is_evaluated_and_generates(arm: str, grown: Runs, tmp_path:
     ids = [int(token) for token in loaded.tokenizer.encode("Page 1: 1")]
     with torch.no_grad():
         for _ in range(12):
-            scores = loaded.model(torch.tensor([ids])).logits[0, -1, : loaded.tokenizer.vocabulary]
-            ids.append(int(scores.argmax()))
+            logits = loaded.model(torch.tensor([ids])).logits[0, -1, : loaded.tokenizer.vocabulary]
+            ids.append(int(logits.argmax()))
     assert said.out.rstrip("\n") == loaded.tokenizer.decode(ids).rstrip("\n")
 
 

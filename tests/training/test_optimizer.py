@@ -13,6 +13,7 @@ from torch import Tensor
 
 import meristem
 from meristem.config import OptimizerConfig
+from meristem.errors import InputError
 from meristem.growth import Sgt
 from meristem.model import Decoder
 from meristem.plan import Plan
@@ -31,7 +32,7 @@ PLAN = Plan.from_heads([2, 4], width=32, vocabulary=64, context=16, feed_forward
 
 
 def batches(count: int, micro: int = 1, rows: int = 4) -> list[tuple[Tensor, Tensor]]:
-    """Tokens and labels (micro-batches, b, T)."""
+    """Tokens and targets (micro-batches, b, T)."""
     generator = torch.Generator().manual_seed(1)
     windows = torch.randint(PLAN.vocabulary, (count, rows, PLAN.context + 1), generator=generator)
     return [(w[:, :-1].unflatten(0, (micro, -1)), w[:, 1:].unflatten(0, (micro, -1))) for w in windows]
@@ -114,11 +115,11 @@ def test_updates_equal_plain_clipping_and_adamw(clip: float) -> None:
         {"params": [p for p in theirs.parameters() if p.dim() == 1], "weight_decay": 0.0},
     ]
     reference = torch.optim.AdamW(groups, betas=(0.9, 0.95), eps=1e-8, fused=False, foreach=False)
-    for step, (tokens, labels) in enumerate(batches(6)):
+    for step, (tokens, targets) in enumerate(batches(6)):
         lr = learning_rate(step, 6, config)
-        norm, skipped = guarded_update(optimizer, lr, gradients(tokens, labels), clip)
+        norm, skipped = guarded_update(optimizer, lr, gradients(tokens, targets), clip)
         reference.zero_grad()
-        loss = theirs(tokens[0], labels[0]).loss
+        loss = theirs(tokens[0], targets[0]).loss
         loss.backward()
         plain = torch.nn.utils.clip_grad_norm_(theirs.parameters(), clip or math.inf)
         assert clip in (0.0, 1e6) or plain > clip  # clipping has work to do
@@ -134,11 +135,11 @@ def test_updates_equal_plain_clipping_and_adamw(clip: float) -> None:
 @pytest.mark.parametrize("micro", [2, 4])
 def test_accumulated_gradients_are_those_of_the_whole_batch(micro: int) -> None:
     whole, parts = Decoder(PLAN), Decoder(PLAN)
-    ((tokens, labels),) = batches(1)
-    loss = Gradients(whole, compile=False, device=CPU)(tokens, labels)
+    ((tokens, targets),) = batches(1)
+    loss = Gradients(whole, compile=False, device=CPU)(tokens, targets)
     split = Gradients(parts, compile=False, device=CPU)
     for _ in range(2):  # nothing is left over from the call before
-        assert float(split(*(t[0].unflatten(0, (micro, -1)) for t in (tokens, labels)))) == pytest.approx(
+        assert float(split(*(t[0].unflatten(0, (micro, -1)) for t in (tokens, targets)))) == pytest.approx(
             float(loss), abs=1e-6
         )
     for a, b in zip(parts.parameters(), whole.parameters(), strict=True):
@@ -182,3 +183,9 @@ def test_the_gradient_norm_is_that_of_all_gradients_together() -> None:
     a, b, without = (torch.nn.Parameter(torch.zeros(2)) for _ in range(3))
     a.grad, b.grad = torch.tensor([3.0, 0.0]), torch.tensor([0.0, 4.0])
     assert gradient_norm([a, b, without]) == 5
+
+
+@pytest.mark.parametrize("model", [torch.nn.Linear(2, 2), None], ids=["Linear", "None"])
+def test_groups_are_those_of_our_models(model: Any) -> None:
+    with pytest.raises(InputError, match=rf"model = '{type(model).__name__}': must be a Meristem model"):
+        parameter_groups(model, 0.1)

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from meristem.config import override
-from meristem.errors import InputError, RunError
+from meristem.errors import InputError, Remedy, RunError
 from meristem.runs.checkpoint import MANIFEST, list_checkpoints
 from meristem.runs.folder import RunFolder
 from meristem.training import loop
@@ -116,7 +116,7 @@ def test_checkpoints_that_cannot_be_read_are_no_reason_to_start_over(
     assert contents(run) == before
     if damage == "deleted":
         assert "holds no checkpoint, though one of step 8 was written" in said
-        assert f"meristem resume {run.path} --from-start" in said
+        assert refused.value.remedy == Remedy(("from_start",), "resume", str(run.path))
     else:
         assert all(f"{name}/" in said for name in ("step-00000004", "step-00000008"))
         assert ("Input/output error" if damage == "unreadable" else "model.safetensors: has 0 bytes") in said
@@ -192,7 +192,7 @@ def test_what_the_folder_holds_is_not_overwritten(data: Path, tmp_path: Path) ->
     note = tmp_path / "run" / "note.txt"
     note.parent.mkdir()
     note.write_text("mine", encoding="utf-8")
-    with pytest.raises(InputError, match=r"out = .*run.*already holds something.*meristem resume"):
+    with pytest.raises(InputError, match=r"out = .*run.*already holds something.*go on with the run"):
         train(tiny_config(data), note.parent)
     assert [p.name for p in note.parent.iterdir()] == ["note.txt"]
 

@@ -127,17 +127,17 @@ def test_an_epoch_has_every_row_once(labelled: Path) -> None:
 def test_batches_are_rows_padded_to_the_longest_of_all_processes(labelled: Path, step: int) -> None:
     task = task_of(labelled, train__batch_size=6, train__micro_batch=1)
     chosen = task.sampler.rows(step)
-    tokens, labels = task.batch(step, 0, 1)
+    tokens, targets = task.batch(step, 0, 1)
     longest = int(task.rows.lengths[chosen].max())
     assert tokens.shape == (6, min(task.context, -(-longest // 16) * 16))
-    assert labels.tolist() == task.rows.labels[chosen].tolist()
+    assert targets.tolist() == task.rows.labels[chosen].tolist()
     for row, number in zip(tokens, chosen, strict=True):
         size = int(task.rows.lengths[number])
         start = int(task.rows.ends[number]) - size
         assert row.tolist() == task.rows.tokens[start : start + size].tolist() + [0] * (tokens.shape[1] - size)
     shares = [task.batch(step, rank, 3) for rank in range(3)]
     assert np.array_equal(np.concatenate([share[0] for share in shares]), tokens)
-    assert np.array_equal(np.concatenate([share[1] for share in shares]), labels)
+    assert np.array_equal(np.concatenate([share[1] for share in shares]), targets)
 
 
 def test_the_order_of_rows_follows_the_data_seed_alone(labelled: Path) -> None:

@@ -10,10 +10,9 @@ from typing import Any
 
 import pytest
 
-from meristem.config import TRACKERS
 from meristem.errors import InputError, RunError
 from meristem.runs.folder import RunFolder
-from meristem.training.trackers import check_trackers, make_trackers
+from meristem.training.trackers import TRACKERS, check_trackers, make_trackers
 
 from .helpers import trained
 
@@ -102,5 +101,5 @@ def test_trackers_are_checked_without_loading_them(name: str, monkeypatch: pytes
     monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(RunError, match=rf"{name} is not installed; install it with: pip install 'meristem\[track\]'"):
         check_trackers((name,))
-    with pytest.raises(InputError, match=r"log\.trackers = 'paper': must be among tensorboard, trackio, wandb"):
+    with pytest.raises(InputError, match=r"log\.trackers = 'paper': must be one of tensorboard, trackio, wandb"):
         check_trackers(("paper",))

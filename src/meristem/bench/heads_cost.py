@@ -133,17 +133,17 @@ Measured = Iterator[tuple[float, float]]  # seconds of training in a span withou
 def _beside_training(
     step: TrainingStep, grower: Grower, span: int, batches: Iterator[tuple[Tensor, Tensor]], device: torch.device
 ) -> Measured:
-    """On a GPU, where one thing is begun before another has ended: spans with the gauge and without, in turn."""
+    """Time spans with the gauge and without, in turn, as a GPU begins one thing before another has ended."""
 
     def seconds(gated: bool) -> float:
         wait(device)
         begin = time.perf_counter()
         for _ in range(span):
-            tokens, labels = next(batches)
-            step(tokens, labels)
+            tokens, targets = next(batches)
+            step(tokens, targets)
             if gated:
                 with autocast(device):
-                    grower.step(tokens, labels)
+                    grower.step(tokens, targets)
         wait(device)
         return time.perf_counter() - begin
 
@@ -155,18 +155,18 @@ def _beside_training(
 def _within_training(
     step: TrainingStep, grower: Grower, span: int, batches: Iterator[tuple[Tensor, Tensor]], device: torch.device
 ) -> Measured:
-    """On a CPU: the updates and the gauge of one span apart, in the time that this process had.
+    """Time the updates and the gauge of one span apart, on a CPU, in the time that this process had.
 
     Both are then slowed down alike by whatever else the machine does.
     """
     while True:
         plain = added = 0.0
         for _ in range(span):
-            tokens, labels = next(batches)
+            tokens, targets = next(batches)
             begin = time.process_time()
-            step(tokens, labels)
+            step(tokens, targets)
             middle = time.process_time()
-            grower.step(tokens, labels)
+            grower.step(tokens, targets)
             plain, added = plain + middle - begin, added + time.process_time() - middle
         yield plain, added
 

@@ -133,8 +133,8 @@ def measure_probe(
 
     instrument = EntropyGauge().instrument(step.model)
 
-    def probed(tokens: Tensor, labels: Tensor) -> Tensor:
-        loss = step(tokens, labels)
+    def probed(tokens: Tensor, targets: Tensor) -> Tensor:
+        loss = step(tokens, targets)
         with autocast(device):
             instrument.read(Probe(step.model, tokens))
         return loss

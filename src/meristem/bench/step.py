@@ -22,7 +22,7 @@ from torch._inductor.utils import fresh_cache
 
 from meristem.config import OptimizerConfig
 from meristem.devices import autocast, compute_dtype, describe_device, peak_flops
-from meristem.errors import InputError, RunError
+from meristem.errors import InputError, Remedy, RunError
 from meristem.limits import check_integer
 from meristem.model import Classifier, Decoder
 from meristem.model.transformer import Regions
@@ -30,7 +30,7 @@ from meristem.plan import Plan
 from meristem.training.gradients import Gradients
 from meristem.training.optimizer import guarded_update, make_optimizer
 
-Step = Callable[[Tensor, Tensor], Tensor]  # tokens (B, T) and labels in, loss out; includes the optimizer's update
+Step = Callable[[Tensor, Tensor], Tensor]  # tokens (B, T) and targets in, loss out; includes the optimizer's update
 
 
 @dataclass(frozen=True)
@@ -59,13 +59,13 @@ class TrainingStep:
         self.optimizer = make_optimizer(self.model, self.config)
         self.gradients = Gradients(self.model, compile=compile, device=device)
 
-    def __call__(self, tokens: Tensor, labels: Tensor) -> Tensor:
-        loss = self.gradients(tokens[None], labels[None])
+    def __call__(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        loss = self.gradients(tokens[None], targets[None])
         guarded_update(self.optimizer, self.config.lr, loss, self.config.clip)
         return loss
 
     def changed(self, model: nn.Module | None = None) -> None:
-        """To be called when the model has changed, the parameters too if it is given, as after a cool-down in a run."""
+        """Take up a change of the model; if one is given its parameters are new too, as after a cool-down in a run."""
         if self.gradients.graph is not None:
             self.gradients.graph.stood = self.gradients.graph.REST
         self.gradients.restructured(model)
@@ -81,7 +81,7 @@ def nanogpt_step(folder: Path, plan: Plan, device: torch.device, *, compile: boo
     """nanoGPT's model and optimizer step, as its train.py does them, from a checkout of karpathy/nanoGPT."""
     source = folder / "model.py"
     if not source.is_file():
-        raise RunError(f"{source}: not found; --nanogpt takes a checkout of karpathy/nanoGPT")
+        raise RunError(f"{source}: not found; this is no checkout of karpathy/nanoGPT", Remedy(("nanogpt",)))
     if len(set(plan.heads)) > 1:
         raise InputError("plan", plan.heads, "nanoGPT takes one head count for all layers")
     spec = importlib.util.spec_from_file_location("nanogpt_model", source)
@@ -103,9 +103,9 @@ def nanogpt_step(folder: Path, plan: Plan, device: torch.device, *, compile: boo
     optimizer = model.configure_optimizers(0.1, 6e-4, (0.9, 0.95), device.type)
     forward = torch.compile(model) if compile else model
 
-    def step(tokens: Tensor, labels: Tensor) -> Tensor:
+    def step(tokens: Tensor, targets: Tensor) -> Tensor:
         with autocast(device):
-            _, loss = forward(tokens, labels)
+            _, loss = forward(tokens, targets)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
@@ -160,8 +160,8 @@ def _cuda_times(step: Step, batches: Iterator[tuple[Tensor, Tensor]], steps: int
     prepared = [next(batches) for _ in range(steps)]
     marks = [torch.cuda.Event(enable_timing=True) for _ in range(steps + 1)]
     marks[0].record()
-    for mark, (tokens, labels) in zip(marks[1:], prepared, strict=True):
-        loss = step(tokens, labels)
+    for mark, (tokens, targets) in zip(marks[1:], prepared, strict=True):
+        loss = step(tokens, targets)
         mark.record()
     torch.cuda.synchronize()
     return [a.elapsed_time(b) for a, b in itertools.pairwise(marks)], loss
@@ -169,9 +169,9 @@ def _cuda_times(step: Step, batches: Iterator[tuple[Tensor, Tensor]], steps: int
 
 def _cpu_times(step: Step, batches: Iterator[tuple[Tensor, Tensor]], steps: int) -> tuple[list[float], Tensor]:
     times = []
-    for tokens, labels in itertools.islice(batches, steps):
+    for tokens, targets in itertools.islice(batches, steps):
         start = time.perf_counter()
-        loss = step(tokens, labels)
+        loss = step(tokens, targets)
         times.append(1e3 * (time.perf_counter() - start))
     return times, loss
 

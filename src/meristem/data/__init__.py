@@ -3,7 +3,7 @@
 from meristem.data.folder import open_data, verify
 from meristem.data.labelled.labelled_data import Findings, LabelledData, LabelledIndex, LabelledRows
 from meristem.data.labelled.pieces import Cut
-from meristem.data.labelled.prepare_labelled import default_cut, findings_text, findings_warnings, prepare_labelled
+from meristem.data.labelled.prepare_labelled import default_cut, findings_notes, findings_warnings, prepare_labelled
 from meristem.data.labelled.recipe import Recipe
 from meristem.data.labelled.rows import Columns, read_rows
 from meristem.data.progress import PreparationProgress, shown_progress
@@ -47,7 +47,7 @@ __all__ = [
     "default_cut",
     "evaluation_windows",
     "find_files",
-    "findings_text",
+    "findings_notes",
     "findings_warnings",
     "held_out_warning",
     "load_tokenizer",

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import PurePath
 from typing import Any, TypeVar
 
-from meristem.errors import RunError, shown
+from meristem.errors import Remedy, RunError, shown
 from meristem.files import LONGEST_NAME
 from meristem.limits import LARGEST_COUNT, check_integer
 
@@ -111,4 +111,4 @@ def agree(what: str, found: int, expected: int, where: str) -> None:
 
 def wrong(path: PurePath, what: str) -> RunError:
     """The error for a file of prepared data that is not as it was made."""
-    return RunError(f"{path}: {what}; prepare it again (--overwrite)")
+    return RunError(f"{path}: {what}; prepare it again", Remedy(("overwrite",)))

@@ -15,7 +15,7 @@ from meristem.data.labelled.labelled_data import KIND, PARTS, LabelledData, Labe
 from meristem.data.labelled.recipe import RECIPE_FILE
 from meristem.data.text.shards import INDEX_FILE, Index, TokenData
 from meristem.data.tokenizer import CONFIG_FILE, TOKENIZER_FILE
-from meristem.errors import InputError, RunError, shortened
+from meristem.errors import InputError, Remedy, RunError, shortened
 from meristem.files import read_json, recover
 from meristem.wording import listed
 
@@ -67,7 +67,8 @@ def already_made(out: Path, wanted: str, overwrite: bool) -> bool:
             raise
         reason = f"is damaged ({shortened(str(error))})"
     if not overwrite:
-        raise InputError("out", str(out), f"{reason}; use overwrite (--overwrite), or choose another folder")
+        expected = f"{reason}; overwrite it, or choose another folder"
+        raise InputError("out", str(out), expected, Remedy(("overwrite",)))
     if foreign:
         expected = f"holds other files too ({shortened(listed(foreign, 5))}), which would be lost; move them away"
         raise InputError("out", str(out), expected)

@@ -273,6 +273,6 @@ def _end_of_text_token(ids: dict[str, int], wanted: str | None) -> str:
     found = [name for name in (END_OF_TEXT_NAMES if wanted is None else (wanted,)) if name in ids]
     if not found:
         special = sorted(name for name in ids if name[:1] in "<[" and name[-1:] in ">]" and len(name) > 2)
-        expected = f"the tokenizer has no such token; name one with --end-of-text, perhaps one of {shown(special[:20])}"
-        raise InputError("eot_token (--end-of-text)", wanted or " or ".join(END_OF_TEXT_NAMES), expected)
+        expected = f"the tokenizer has no such token; name one, perhaps one of {shown(special[:20])}"
+        raise InputError("end_of_text", wanted or " or ".join(END_OF_TEXT_NAMES), expected)
     return found[0]

@@ -139,7 +139,7 @@ class Audit:
     # --- for machines -----------------------------------------------------------------------------------------------
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON, which knows no NaN: None where a number is not finite."""
+        """The result for JSON, which has no NaN: None stands for a number that is not finite."""
         heads = [
             {
                 "layer": head.layer, "head": head.head, "only": self.is_only(head), "matters": self.matters(head),
@@ -167,7 +167,7 @@ class Audit:
         return {name: self._difference(getattr(gain, name)) for name in ("head", "further", "extra")}
 
     def _difference(self, difference: PairedDifference) -> dict[str, float | None]:
-        """Of losses; and its mean as a share."""
+        """A difference of losses for JSON, with its mean as a share."""
         return _recorded({**asdict(difference), "share": difference.mean / self.unit})
 
 

@@ -102,14 +102,14 @@ class _Auditor:
         return tuple(findings)
 
     def _losses_writing(self, layer: int, out: Tensor) -> list[float]:
-        """With another output projection in a layer."""
+        """The losses with another output projection in a layer."""
         with _writing(self.model.stack[layer].attention.out.weight, out):
             return sequence_losses(self.model, self.held_out)
 
     # --- what is still asked for ------------------------------------------------------------------------------------
 
     def _demand(self, start: IncrtState | None) -> tuple[list[DemandGauge], tuple[RelativeDemand, ...]]:
-        """Of every layer the gauge, and the demand left of the largest there was."""
+        """The gauge, and what is left of the largest demand of every layer."""
         gauges = self._fed("measuring the demand")
         readings = [gauge.readings()[0] for gauge in gauges]
         state = self.policy.begin(self.model.plan) if start is None else start
@@ -125,13 +125,13 @@ class _Auditor:
         """A gauge for each layer, as layers may have heads of different sizes, that has seen `most` batches or all."""
         plan, place = self.model.plan, gauge_place(self.model)
         seed, dims = self.settings.seed, plan.head_dims
-        gauges = [DemandGauge(1, plan.width, self.model.angles(dim), seed=seed, **place) for dim in dims]
-        for tokens, labels in self._batches(what, most):
-            seen = look(self.model, tokens, labels)
+        gauges = [DemandGauge(1, plan.width, self.model.rope(dim), seed=seed, **place) for dim in dims]
+        for tokens, targets in self._batches(what, most):
+            seen = look(self.model, tokens, targets)
             with torch.autocast(tokens.device.type, enabled=False):
                 for layer, gauge in enumerate(gauges):
                     own = slice(layer, layer + 1)
-                    gauge.feed(seen.inputs[own], seen.gradients[own], seen.allowed, seen.sizes[own])
+                    gauge.feed(seen.inputs[own], seen.gradients[own], seen.attention_mask, seen.sizes[own])
         return gauges
 
     def _asks(self, demand: RelativeDemand) -> bool:
@@ -142,7 +142,7 @@ class _Auditor:
     def _gains(
         self, gauges: Sequence[DemandGauge], relative: Sequence[RelativeDemand]
     ) -> list[tuple[Gain | None, str]]:
-        """Of every layer the gain, or why it was not tried."""
+        """The gain of every layer, or why it was not tried."""
         reasons = [_cannot_grow(layer) for layer in self.model.plan.layers]
         able = [layer for layer, reason in enumerate(reasons) if not reason]
         # Where no demand was ever certain it is not a number, and comes last.
@@ -160,7 +160,7 @@ class _Auditor:
         return gains
 
     def _losses_after_training(self, layer: int, directions: tuple[Tensor, Tensor] | None) -> list[float]:
-        """Of a copy whose layer has another head, which alone is trained; or, without, whose heads are trained on."""
+        """The losses after training one layer of a copy: a head added to it, or without `directions` those it has."""
         model = copy.deepcopy(self.model)
         attention = model.stack[layer].attention
         weights = attention.qkv.weight.detach(), attention.out.weight.detach()
@@ -181,11 +181,11 @@ class _Auditor:
         for parameter in model.parameters():
             parameter.requires_grad_(any(parameter is weight for weight in weights))
         optimizer = torch.optim.Adam(weights, rate)
-        for step, (tokens, labels) in enumerate(itertools.islice(self.training(), steps)):
+        for step, (tokens, targets) in enumerate(itertools.islice(self.training(), steps)):
             self.report(what, step, steps)
             for group in optimizer.param_groups:
                 group["lr"] = rate * (1 - step / steps)
-            gradients = torch.autograd.grad(model.loss(tokens, labels), weights)
+            gradients = torch.autograd.grad(model.loss(tokens, targets), weights)
             for weight, gradient, mask in zip(weights, gradients, masks, strict=True):
                 weight.grad = gradient * mask  # Adam leaves alone what never had a gradient
             optimizer.step()
@@ -202,22 +202,22 @@ class _Auditor:
 @torch.no_grad()
 def sequence_losses(model: Growable, batches: Iterable[Batch]) -> list[float]:
     """The loss of every sequence by itself."""
-    return [loss for tokens, labels in batches for loss in _losses(model, tokens, labels).tolist()]
+    return [loss for tokens, targets in batches for loss in _losses(model, tokens, targets).tolist()]
 
 
-def _losses(model: Growable, tokens: Tensor, labels: Tensor) -> Tensor:
+def _losses(model: Growable, tokens: Tensor, targets: Tensor) -> Tensor:
     """The loss of each sequence of a batch, (B,); their mean is the model's loss on the batch."""
     if isinstance(model, Classifier):
-        return cross_entropy(model.scores(tokens).float(), labels, model.class_weights, reduction="none")
-    pairs = zip(tokens, labels, strict=True)
+        return cross_entropy(model.logits(tokens).float(), targets, model.class_weights, reduction="none")
+    pairs = zip(tokens, targets, strict=True)
     if isinstance(model, Decoder):  # logits one sequence at a time: a whole batch of them may not fit
-        pairs = zip(model.hidden(tokens), labels, strict=True)
-        return torch.stack([cross_entropy(model.logits(hidden).float(), label) for hidden, label in pairs])
-    return torch.stack([model.loss(token[None], label[None]) for token, label in pairs])
+        pairs = zip(model.hidden(tokens), targets, strict=True)
+        return torch.stack([cross_entropy(model.unembed(hidden).float(), target) for hidden, target in pairs])
+    return torch.stack([model.loss(token[None], target[None]) for token, target in pairs])
 
 
 def _joint_confidence(count: int) -> float:
-    """Of each of `count` intervals, so that all hold at once with the confidence wanted (Bonferroni)."""
+    """The confidence that each of `count` intervals needs, so that all hold at once (Bonferroni)."""
     return 1 - (1 - CONFIDENCE) / max(1, count)
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 import json
-import sys
+import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,8 @@ from meristem.training.classification import spread_rows
 from meristem.training.held_out import held_out_windows
 from meristem.training.tasks import class_weights, make_task
 
+logger = logging.getLogger(__name__)
+
 AUDIT_FILE = "audit.json"
 LINE_SECONDS = 5.0
 
@@ -46,7 +49,7 @@ class RunAudit:
     audit: Audit
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON, which knows no NaN: None where a number is not finite."""
+        """The result for JSON, which has no NaN: None stands for a number that is not finite."""
         return {
             "run": self.run, "step": self.step, "data": self.data, "device": self.device, **self.audit.to_dict(),
             "verdict": verdict(self.audit),
@@ -73,7 +76,7 @@ def audit_run(
     """
     if sequences < 2:
         raise InputError("sequences", sequences, "must be at least 2")
-    loaded = load_run(run, device=device, report=lambda text: print(text, file=sys.stderr))
+    loaded = load_run(run, device=device, report=logger.warning)
     source = Path(loaded.config.data.path) if data is None else data
     opened = _opened(loaded, source)
     if isinstance(loaded.model, Classifier) and isinstance(opened, LabelledData):
@@ -94,15 +97,15 @@ def audit_run(
     return result
 
 
-def printed_progress() -> Report:
-    """Tells the standard error how far an audit is: when a part of it begins, and then every few seconds."""
+def paced(say: Callable[[str], None]) -> Report:
+    """A report that says how far an audit is: when a part of it begins, and then every few seconds."""
     part, said = "", 0.0
 
     def report(what: str, done: int, total: int) -> None:
         nonlocal part, said
         if what != part or time.monotonic() - said >= LINE_SECONDS:
             part, said = what, time.monotonic()
-            print(f"{what}: {done} of {total}", file=sys.stderr, flush=True)
+            say(f"{what}: {done} of {total}")
 
     return report
 
@@ -131,14 +134,14 @@ def _training(loaded: LoadedRun, data: TokenData | LabelledData) -> Training:
 
     def batches() -> Batches:
         for step in itertools.count(first):
-            tokens, labels = task.batch(step, 0, 1)
-            yield torch.from_numpy(tokens).to(loaded.device), torch.from_numpy(labels).to(loaded.device)
+            tokens, targets = task.batch(step, 0, 1)
+            yield torch.from_numpy(tokens).to(loaded.device), torch.from_numpy(targets).to(loaded.device)
 
     return batches
 
 
 def _held_out(loaded: LoadedRun, data: TokenData | LabelledData, sequences: int) -> list[Batch]:
-    """So many held-out windows or rows, or all if there are fewer."""
+    """The first held-out windows or rows, as many as wanted or all if there are fewer."""
     context, size, device = loaded.model.plan.context, loaded.config.eval.batch, loaded.device
     if isinstance(data, TokenData):
         windows = held_out_windows(data.split("held_out"), context, sequences).to(device)
@@ -157,7 +160,7 @@ def _held_out(loaded: LoadedRun, data: TokenData | LabelledData, sequences: int)
 
 
 def _policy(loaded: LoadedRun) -> tuple[Incrt, IncrtState | None]:
-    """When a demand is certain and large; and, if the run grew by demand, how large it was in every layer."""
+    """The policy that says when a demand is certain and large; if the run grew by demand, also its largest by layer."""
     config = loaded.config
     if config.growth.policy != "incrt" or config.incrt.criterion != "demand":
         return Incrt(), None

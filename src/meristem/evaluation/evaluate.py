@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import math
-import sys
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from meristem.data import TokenData, open_data
 from meristem.devices import describe_device
-from meristem.errors import InputError
+from meristem.errors import InputError, Remedy
 from meristem.gauges import mean_distances
 from meristem.plan import Plan
 from meristem.records import finite
 from meristem.runs.folder import load_run
 from meristem.training.held_out import held_out_loss, held_out_windows
+
+logger = logging.getLogger(__name__)
 
 EVALUATION_FILE = "eval.json"
 
@@ -41,7 +43,7 @@ class Evaluation:
     file: Path | None = None  # that it was written to
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON, which knows no NaN: None where a number is not finite."""
+        """The result for JSON, which has no NaN: None stands for a number that is not finite."""
         facts = {name: finite(value) if isinstance(value, float) else value for name, value in asdict(self).items()}
         del facts["file"]
         return {
@@ -62,12 +64,12 @@ def evaluate_run(
     for field, value in (("windows", windows), ("distance_windows", distance_windows)):
         if value < 1:
             raise InputError(field, value, "must be at least 1")
-    loaded = load_run(run, step=step, device=device, report=lambda text: print(text, file=sys.stderr))
+    loaded = load_run(run, step=step, device=device, report=logger.warning)
     model = loaded.decoder
     folder = Path(loaded.config.data.path) if data is None else data
     if folder.is_file():
-        expected = "is a file; a language model is measured on a folder that `meristem data prepare` has made"
-        raise InputError("data", str(folder), expected)
+        expected = "is a file; a language model is measured on a folder of prepared text"
+        raise InputError("data", str(folder), expected, Remedy(call="data prepare"))
     tokens = open_data(folder)
     if not isinstance(tokens, TokenData):
         raise InputError("data", str(folder), "has labelled rows, and this run is of a language model")

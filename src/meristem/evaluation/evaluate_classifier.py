@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import json
-import sys
+import logging
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
+from meristem.choices import OtherLabels
 from meristem.data import BadPlace, Columns, LabelledData, LabelledRows, Recipe, open_data, read_rows
 from meristem.data.labelled.pieces import UNKNOWN
 from meristem.data.labelled.rows import row_files
 from meristem.data.text.prepare import check_on_error, refusal
 from meristem.devices import describe_device
-from meristem.errors import InputError, RunError
+from meristem.errors import InputError, Remedy, RunError
 from meristem.evaluation.evaluate import result_file
 from meristem.plan import Plan
 from meristem.records import finite
@@ -25,7 +26,9 @@ from meristem.runs.folder import load_run
 from meristem.training.classification import Scores, classify
 from meristem.wording import listed
 
-OTHER_LABELS = ("count", "refuse")
+logger = logging.getLogger(__name__)
+
+OTHER_LABELS: tuple[str, ...] = get_args(OtherLabels)
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,11 +50,11 @@ class ClassEvaluation:
 
     @property
     def accuracy_of_all(self) -> float:
-        """With the rows of classes that the run does not know, which it cannot get right."""
+        """The accuracy over all rows, with those of classes that the run does not know counted as wrong."""
         return self.scores.accuracy * self.scores.rows / (self.scores.rows + sum(self.other_labels.values()))
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON, which knows no NaN: None where a number is not finite."""
+        """The result for JSON, which has no NaN: None stands for a number that is not finite."""
         scores = self.scores
         columns = {"precision": scores.precision, "recall": scores.recall, "f1": scores.f1}
         classes = [
@@ -105,9 +108,9 @@ def evaluate_classifier(
     these labels. The result is also written beside the run's files, or into the folder `out`; see `result_file`.
     """
     if other_labels not in OTHER_LABELS:
-        raise InputError("other_labels (--other-labels)", other_labels, f"must be one of {', '.join(OTHER_LABELS)}")
+        raise InputError("other_labels", other_labels, f"must be one of {', '.join(OTHER_LABELS)}")
     check_on_error(on_error)
-    loaded = load_run(run, step=step, device=device, report=lambda text: print(text, file=sys.stderr))
+    loaded = load_run(run, step=step, device=device, report=logger.warning)
     recipe, context = loaded.recipe, loaded.model.plan.context
     source = Path(loaded.config.data.path) if data is None else data
     if source.is_dir() or data is None:
@@ -164,7 +167,7 @@ def _read_file(
         if isinstance(row, BadPlace):
             if on_error == "refuse":
                 raise refusal(row)
-            print(f"skipped {row}", file=sys.stderr)
+            logger.warning("skipped %s", row)
             bad += 1
         elif split is None or row.split == split:
             number = recipe.class_numbers.get(row.label)
@@ -177,10 +180,8 @@ def _read_file(
                 labels.append(number)
     others = dict(sorted(strange.items()))
     if others and other_labels == "refuse":
-        expected = (
-            f"has labels that the run does not know: {label_counts(others)}; leave them out with --other-labels count"
-        )
-        raise InputError("data", str(path), expected)
+        expected = f"has labels that the run does not know: {label_counts(others)}; they can be counted apart"
+        raise InputError("data", str(path), expected, Remedy(("other_labels=count",)))
     return _Read(LabelledRows.of(tokens, labels), cut, bad, others)
 
 

@@ -37,9 +37,10 @@ T = TypeVar("T")
 MEMORY = 0.95  # of what a scout would write, per feed
 TEST_MEMORY = 0.97  # of the sums that a decision reads, per feed
 BETAS = (0.9, 0.95)  # of Adam, which moves queries and keys, once per feed
-# Of queries and keys at the start, beside those of a usual head: nearly even attention, from where all that is asked
-# for can be seen. A scout that starts sharp sees what lies near the tokens it happens to look at, often nothing. A step
-# is as large, and each feed a scout forgets a share, without which it stays where something was asked for long ago.
+# START is the size of queries and keys at first, beside those of a usual head: nearly even attention, from where all
+# that is asked for can be seen. A scout that starts sharp sees what lies near the tokens it happens to look at, often
+# nothing. A step, RATE, is as large, and each feed a scout forgets a share, FORGET, without which it stays where
+# something was asked for long ago.
 START, RATE, FORGET = 0.1, 0.1, 0.03
 PAIRS = 2**27  # of tokens, over sequences and layers, that are held at a time, where a layer has not more
 STAY = 1e-2  # of the old basis in a new one, for directions in which nothing is asked for; others do not notice
@@ -47,7 +48,7 @@ STAY = 1e-2  # of the old basis in a new one, for directions in which nothing is
 
 @dataclass(frozen=True)
 class DemandReading:
-    """Of one layer: how sure the demand is (mean over standard error), and how steeply the loss would fall.
+    """The demand of one layer: how sure it is (mean over standard error), and how steeply the loss would fall.
 
     The slope is that of a sequence's loss, by what the head writes in units of the stream it would be added to. `feeds`
     is how many batches this layer's scout has seen.
@@ -60,7 +61,7 @@ class DemandReading:
 
 @dataclass(frozen=True)
 class DemandForm:
-    """Of one layer's scout, whose scores are x M y: the antisymmetric share |M_a| / |M|, and the rank of M.
+    """The form M of one layer's scout, whose scores are x M y: its antisymmetric share |M_a| / |M|, and its rank.
 
     The rank counts singular values by how even they are: the square of the sum of their squares by the sum of their
     fourth powers.
@@ -71,9 +72,9 @@ class DemandForm:
 
 
 class DemandGauge:
-    """Follows the demand of `layers` layers of `width`.
+    """A gauge that follows the demand of `layers` layers of `width`.
 
-    The `rotary` tables, each (T, 1, e), turn queries and keys to their positions; a head has e dims. Under
+    The `rotary` tables, each (T, 1, e), rotate queries and keys by their positions; a head has e dims. Under
     torch.distributed every process feeds its own sequences, as many as each other one, and all follow the same demand:
     what is summed over sequences is summed over processes too.
     """
@@ -125,23 +126,23 @@ class DemandGauge:
                     mine.select(dim, new).copy_(theirs[name].select(dim, old))
 
     @torch.no_grad()
-    def feed(self, inputs: Tensor, gradients: Tensor, allowed: Tensor, sizes: Tensor) -> None:
+    def feed(self, inputs: Tensor, gradients: Tensor, attention_mask: Tensor, sizes: Tensor) -> None:
         """Take in a batch: normed inputs and gradients by the attention's output, each (layers, B, T, d).
 
-        Gradients are those of the mean loss times the number of its terms. `allowed` (T, T) or (B, T, T) says which
-        tokens (columns) each token (row) may look at; rows of padding are empty. `sizes` (layers,) are those of a
+        Gradients are those of the mean loss times the number of its terms. `attention_mask` (T, T) or (B, T, T) says
+        which tokens (columns) each token (row) may look at; rows of padding are empty. `sizes` (layers,) are those of a
         coordinate of the stream, in the root mean square. A batch with something in it that is not finite is passed
         over: it would stay in the sums for good.
         """
         x, gradients, sizes = (part.to(**self.place) for part in (inputs, gradients, sizes))
-        real = allowed.any(-1).expand(x.shape[1], -1)[None, :, :, None].to(x)
+        real = attention_mask.any(-1).expand(x.shape[1], -1)[None, :, :, None].to(x)
         sequences, tokens = sum_over_ranks(torch.stack((x.new_full((), x.shape[1]), real.sum())))
         # What is the same for all tokens is not for attention to say: it is taken out of the gradients, and of what is
         # read. With the one gone the other is a constant in derivatives.
         gradients = (gradients - sum_over_ranks((gradients * real).sum((1, 2), keepdim=True)) / tokens) * real
         looks = self.looks.clone().requires_grad_()
         with torch.enable_grad(), _coarse_products():
-            values, refused = self._read(x, gradients, looks, allowed)
+            values, refused = self._read(x, gradients, looks, attention_mask)
             middle = sum_over_ranks((values.detach() * real).sum((1, 2), keepdim=True)) / tokens
             values = (values - middle) * real
             # What would be written is values @ core.T @ left.T, whose size needs no left: that is orthonormal.
@@ -179,16 +180,16 @@ class DemandGauge:
         return query, key
 
     def forms(self) -> list[DemandForm]:
-        """Of where every layer's scout looks. M = Q K', so products of heads' size, in float64, say all."""
+        """The form of every layer's scout. M = Q K', so products of heads' size, in float64, say all."""
         query, key = self.looks.double().cpu()
         across, square = key.mT @ query, query.mT @ query @ (key.mT @ key)
-        size, turned, fourth = (_trace(matrix) for matrix in (square, across @ across, square @ square))
-        asymmetry = ((size - turned) / (2 * size).clamp(min=1e-300)).clamp(min=0).sqrt()
+        size, crossed, fourth = (_trace(matrix) for matrix in (square, across @ across, square @ square))
+        asymmetry = ((size - crossed) / (2 * size).clamp(min=1e-300)).clamp(min=0).sqrt()
         rank = size.square() / fourth.clamp(min=1e-300)
         return [DemandForm(*form) for form in zip(asymmetry.tolist(), rank.tolist(), strict=True)]
 
     def spectra(self, earlier: Tensor, feeds: int) -> list[list[float]]:
-        """Of every layer, the singular values of the output map that is asked for, the largest first.
+        """The singular values of the output map that each layer asks for, the largest first.
 
         `earlier` is `outputs.total` as it was when `feeds` feeds fewer had been seen. What was asked for then says
         which directions there are, and what came since how strong they are, so that noise has no strength on average.
@@ -219,11 +220,11 @@ class DemandGauge:
         looks = torch.randn(2, self.layers, self.width, self.head_dim, generator=generator)
         return looks.to(**self.place) * START / math.sqrt(self.width)
 
-    def _read(self, x: Tensor, gradients: Tensor, looks: Tensor, allowed: Tensor) -> tuple[Tensor, Tensor]:
+    def _read(self, x: Tensor, gradients: Tensor, looks: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor]:
         """What the scouts read, (layers, B, T, e), and the gradients by a full output map, (layers, d, d)."""
 
         def read(x: Tensor, gradients: Tensor, looks: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
-            weights = self._attend(x, looks, allowed)
+            weights = self._attend(x, looks, attention_mask)
             values = weights @ (x @ right[:, None])
             return values, (weights.detach().mT @ gradients).flatten(1, 2).mT @ x.flatten(1, 2)
 
@@ -237,18 +238,18 @@ class DemandGauge:
         values, refused = (torch.cat(part) for part in zip(*parts, strict=True))
         return values, refused
 
-    def _attend(self, x: Tensor, looks: Tensor, allowed: Tensor) -> Tensor:
-        """How the scouts look from token to token, (layers, B, T, T)."""
+    def _attend(self, x: Tensor, looks: Tensor, attention_mask: Tensor) -> Tensor:
+        """The attention weights of the scouts from token to token, (layers, B, T, T)."""
         cos, sin = (table[: x.shape[2]] for table in self.rotary)
         query, key = (rotate(x @ look[:, None], cos, sin).flatten(0, 1) for look in looks)
         # A mask that is added needs no pass of its own over all pairs of tokens, nor one for its gradient.
-        mask = torch.zeros_like(allowed, dtype=x.dtype).masked_fill_(~allowed, torch.finfo(x.dtype).min)
+        mask = torch.zeros_like(attention_mask, dtype=x.dtype).masked_fill_(~attention_mask, torch.finfo(x.dtype).min)
         mask = mask.expand(*x.shape[:2], *mask.shape[-2:]).flatten(0, 1)
         scores = torch.baddbmm(mask, query, key.mT, alpha=1 / math.sqrt(self.head_dim))
         return scores.softmax(-1).unflatten(0, x.shape[:2])
 
     def _test(self, gains: Tensor, gain: Tensor, size: Tensor, sequences: Tensor) -> None:
-        """How much the scouts would gain on a batch from which they have not learnt yet."""
+        """Add up how much the scouts would gain on a batch from which they have not learnt yet."""
         spread = sum_over_ranks((gains - (gain / sequences)[:, None]).square().sum(1))
         # Means were taken out twice over the sequences, of gradients and of what is read, which makes their gains more
         # alike than chance would. One or two sequences say nothing of chance: then all of the gain may be.
@@ -256,7 +257,7 @@ class DemandGauge:
         self.sums = self.kept * self.sums + torch.stack((gain, variance, size, sequences.expand_as(gain)))
 
     def _climb(self, slope: Tensor) -> None:
-        """A step of Adam, upwards."""
+        """Take a step of Adam, upwards."""
         feeds = self.feeds.view(-1, 1, 1)
         new = zip(BETAS, self.moments, (slope, slope.square()), strict=True)
         self.moments = torch.stack([beta * old + (1 - beta) * power for beta, old, power in new])
@@ -390,14 +391,14 @@ class _Group:
     def __init__(self, model: Growable, plan: Plan, dim: int, seed: int) -> None:
         place = gauge_place(model)
         self.layers = [layer for layer, own in enumerate(plan.head_dims) if own == dim]
-        self.gauge = DemandGauge(len(self.layers), plan.width, model.angles(dim), seed=seed, **place)
+        self.gauge = DemandGauge(len(self.layers), plan.width, model.rope(dim), seed=seed, **place)
         self.earlier: Tensor | None = None  # the demand half-way through the calibration
         # On the device, where a feed picks its layers without waiting; nothing is picked where all are meant.
         self.index = torch.tensor(self.layers, device=place["device"]) if len(self.layers) < len(plan.layers) else None
 
     def feed(self, seen: Seen) -> None:
         inputs, gradients, sizes = (self._own(part) for part in (seen.inputs, seen.gradients, seen.sizes))
-        self.gauge.feed(inputs, gradients, seen.allowed, sizes)
+        self.gauge.feed(inputs, gradients, seen.attention_mask, sizes)
 
     def spectra(self, feeds: int) -> list[list[float]]:
         assert self.earlier is not None
@@ -418,7 +419,7 @@ class _Group:
 class _LowRank:
     """The best low-rank part, of unit size, of slowly changing matrices (layers, d, d): left @ core @ right.T.
 
-    Followed by subspace iteration that goes on from where it was.
+    It is followed by subspace iteration that goes on from where it was.
     """
 
     def __init__(self, layers: int, width: int, rank: int, generator: torch.Generator, place: dict[str, Any]) -> None:
@@ -450,7 +451,7 @@ class _LowRank:
 
 @contextmanager
 def _coarse_products() -> Iterator[None]:
-    """Products over all tokens, which on a GPU may round their factors: noise is far larger than that."""
+    """Let products over all tokens round their factors on a GPU: noise is far larger than that."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high")
     try:

@@ -12,21 +12,22 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from meristem.model import Decoder
 from meristem.model.block import Pass
+from meristem.model.operators import accum_dtype
 
 
 @torch.no_grad()
 def attention_distance(queries: Tensor, keys: Tensor) -> Tensor:
-    """Mean distance of one layer, a scalar, from turned queries (B, h, T, e) and keys (B, kv heads, T, e).
+    """Mean distance of one layer, a scalar, from rotated queries (B, h, T, e) and keys (B, kv heads, T, e).
 
     The mean is over the batch, the heads and the last half of the queries, which have half of the tokens or
     more before them. Computed in float32, or float64 for float64.
     """
-    wide = torch.float64 if queries.dtype == torch.float64 else torch.float32
+    accum = accum_dtype(queries.dtype)
     heads, length = queries.shape[1:3]
-    queries, keys = queries.to(wide), keys.to(wide)
+    queries, keys = queries.to(accum), keys.to(accum)
     # Repeated here because the fused float32 kernel of CUDA takes no groups.
     keys = keys.repeat_interleave(heads // keys.shape[1], dim=1)
-    positions = torch.arange(length, device=queries.device, dtype=wide)
+    positions = torch.arange(length, device=queries.device, dtype=accum)
     # As wide as a head and contiguous in it, which fused kernels ask for; all columns are equal.
     values = positions[:, None].repeat(1, queries.shape[3]).expand_as(queries)
     with torch.autocast(queries.device.type, enabled=False):  # bf16 cannot tell position 1022 from 1023

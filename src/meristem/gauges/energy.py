@@ -74,7 +74,7 @@ class Projections(NamedTuple):
 
 
 def projections(layer: LayerPlan, qkv: Tensor) -> Projections:
-    """Those in a layer's packed weight; heads that share keys have a copy each."""
+    """The projections in a layer's packed weight; heads that share keys have a copy each."""
     queries, keys, _ = qkv.detach().split((layer.query_width, layer.kv_width, layer.kv_width))
     queries, keys = (part.unflatten(0, (-1, layer.head_dim)) for part in (queries, keys))
     return Projections(queries, keys.repeat_interleave(layer.heads // layer.kv_heads, 0))
@@ -105,14 +105,14 @@ def rayleigh(operator: Tensor, vectors: Tensor) -> Tensor:
 
 
 def eigenvalues(matrices: Tensor) -> Tensor:
-    """Of symmetric matrices (..., d, d), ascending; not numbers where a matrix is not finite, which torch refuses."""
+    """Ascending eigenvalues of symmetric matrices (..., d, d); NaN where one is not finite, which torch refuses."""
     finite = matrices.isfinite().all(-1).all(-1)
     values = torch.linalg.eigvalsh(matrices.where(finite[..., None, None], 0))
     return values.where(finite[..., None], math.nan)
 
 
 def gaps(values: Tensor) -> Tensor:
-    """Between the two largest and between the two smallest of ascending eigenvalues (..., d): (2, ...)."""
+    """The gaps between the two largest and the two smallest of ascending eigenvalues (..., d), stacked: (2, ...)."""
     return torch.stack((values[..., -1] - values[..., -2], values[..., 1] - values[..., 0]))
 
 
@@ -129,7 +129,7 @@ class Prediction:
 
 
 def predicted_births(values: Sequence[float], threshold: float) -> Prediction:
-    """From eigenvalues."""
+    """Predict births from the eigenvalues of the operator."""
     largest = max(values)
     if not largest > threshold > 0:
         return Prediction(0, 0.0)
@@ -206,7 +206,7 @@ def _unit(vectors: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class HeadReading:
-    """|C M_a| of a head, and its share |M_a| / |M|; not a number for one that was born after the last feed."""
+    """The energy |C M_a| of a head, and its share |M_a| / |M|; NaN for one that was born after the last feed."""
 
     energy: float
     asymmetry: float
@@ -214,7 +214,7 @@ class HeadReading:
 
 @dataclass(frozen=True)
 class EnergyReading:
-    """Of one layer. Eigenvalues, gaps and energy are those of the residual operator; dwell and grace are in feeds."""
+    """The reading of one layer: eigenvalues, gaps and energy of the residual operator; dwell and grace in feeds."""
 
     lambda_max: float  # as tracked: Rayleigh quotients, not eigenvalues
     lambda_min: float
@@ -238,7 +238,7 @@ class EnergyReading:
 
 
 class EnergyGauge:
-    """Follows the residual energy of `layers` layers of `width`, in tensors whose first dimension is the layer.
+    """A gauge that follows the residual energy of `layers` layers of `width`; the first dimension is the layer.
 
     Author numerics look at the first sequence of a batch, padding included, and do not divide by its length. Repaired
     ones look at all real tokens, of all processes, and remember. The first feeds only measure where the layers start.
@@ -287,13 +287,13 @@ class EnergyGauge:
         return residual_operator(self.second, self.turning, self.stored)
 
     @torch.no_grad()
-    def feed(self, inputs: Tensor, heads: Sequence[Projections], allowed: Tensor) -> None:
+    def feed(self, inputs: Tensor, heads: Sequence[Projections], attention_mask: Tensor) -> None:
         """Take in a batch: normed inputs (layers, B, T, d) and the projections of every layer's heads as they are now.
 
-        `allowed` (T, T) or (B, T, T) says which tokens (columns) each token (row) may look at; rows of padding are
-        empty.
+        `attention_mask` (T, T) or (B, T, T) says which tokens (columns) each token (row) may look at; rows of padding
+        are empty.
         """
-        self._see(inputs.to(**self.place), allowed.to(self.place["device"]))
+        self._see(inputs.to(**self.place), attention_mask.to(self.place["device"]))
         placed = [Projections(*(part.to(**self.place) for part in layer)) for layer in heads]
         self.turning = antisymmetric(torch.stack([layer.form for layer in placed]))
         self.heads = [
@@ -321,7 +321,7 @@ class EnergyGauge:
 
     @torch.no_grad()
     def readings(self) -> list[EnergyReading]:
-        """Of every layer, as of the last feed. This is where eigenvalues are computed; feeds do mostly without."""
+        """The reading of every layer at the last feed. Eigenvalues are computed here; feeds do mostly without."""
         operator = self.operator
         quotients = rayleigh(operator, self.vectors).double().cpu()
         spectra = eigenvalues(torch.stack((operator, self.second, self.turning.mT @ self.turning)))
@@ -366,7 +366,7 @@ class EnergyGauge:
         return self.vectors[layer, :, 0]
 
     def born(self, layer: int) -> None:
-        """After a birth in a layer: its direction counts as taken, and the trackers begin anew across all of these."""
+        """Follow a birth in a layer: its direction counts as taken, and the trackers begin anew across all of these."""
         births = self.births[layer]
         if births == self.width:
             raise InputError("layer", layer, f"has stored {births} directions, as many as it is wide: none is left")
@@ -380,7 +380,7 @@ class EnergyGauge:
         self.heads[layer] = torch.cat((self.heads[layer], newborn), 1)
 
     def removed(self, layer: int, head: int) -> None:
-        """After a head of a layer has left: the direction it was credited with, if any, is free again.
+        """Follow a head that has left a layer: the direction it was credited with, if any, is free again.
 
         Newborn heads are a layer's last ones, in the order of their birth, so the last heads own the directions.
         """
@@ -420,14 +420,14 @@ class EnergyGauge:
 
     # --- parts ------------------------------------------------------------------------------------------------------
 
-    def _see(self, inputs: Tensor, allowed: Tensor) -> None:
-        """The tokens' second moments, and how sure they are."""
+    def _see(self, inputs: Tensor, attention_mask: Tensor) -> None:
+        """Take in the tokens' second moments, and how sure they are."""
         if self.author:  # the first sequence there is, which the first process has
             tokens = inputs[:, 0] * (rank() == 0)
             new = sum_over_ranks(tokens.mT @ tokens)
             count = torch.tensor(float(tokens.shape[1]), **self.place)
         else:
-            real = allowed.any(-1).expand(inputs.shape[1:3]).to(inputs)
+            real = attention_mask.any(-1).expand(inputs.shape[1:3]).to(inputs)
             tokens = (inputs * real[:, :, None]).flatten(1, 2)
             count = sum_over_ranks(real.sum()).clamp(min=1)
             new = sum_over_ranks(tokens.mT @ tokens) / count
@@ -455,7 +455,7 @@ class EnergyGauge:
         self._restart(layer)
 
     def _restart(self, layer: int) -> None:
-        """Trackers of a layer at random, across the stored directions; the lower one also across the upper one."""
+        """Draw a layer's trackers at random, across the stored directions; the lower one also across the upper one."""
         generator = torch.Generator().manual_seed(own_seed(f"{self.seed}-{self.restarts}"))
         self.restarts += 1
         drawn = torch.randn(self.width, 3, generator=generator).to(**self.place)
@@ -502,7 +502,7 @@ class EnergyInstrument(Instrument):
         with torch.no_grad(), torch.autocast(probe.tokens.device.type, enabled=False):
             attentions = [block.attention for block in self.model.stack]
             heads = [projections(attention.layer, attention.qkv.weight.detach()) for attention in attentions]
-            self.gauge.feed(seen.inputs, heads, seen.allowed)
+            self.gauge.feed(seen.inputs, heads, seen.attention_mask)
 
     def read(self, probe: Probe) -> tuple[EnergyReading, ...]:
         return from_first_rank(tuple(self.gauge.readings()))
@@ -526,7 +526,7 @@ class EnergyInstrument(Instrument):
 
 
 def check_numerics(numerics: str) -> None:
-    """Refuse, by name, numerics that there are not."""
+    """Raise unless there are such numerics."""
     if numerics not in NUMERICS:
         raise InputError("numerics", numerics, f"must be one of {', '.join(NUMERICS)}")
 

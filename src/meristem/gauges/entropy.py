@@ -1,6 +1,6 @@
 """How widely each head looks: the entropy of its attention, from 0 (one token) to 1 (all tokens alike).
 
-No attention map is ever formed. Of a few probe rows the scores are enough; for all rows at once there is an identity:
+No attention map is ever formed. A few probe rows need their scores only; for all rows at once there is an identity:
 with s the scores of a query and p their softmax, the entropy is lse(s) - sum p s, and because s = scale * q . k, the
 sum is scale * q . (sum p k), which is ordinary fused attention with the keys in place of the values.
 """
@@ -22,6 +22,7 @@ from meristem.model import Decoder
 from meristem.model.attention import Attention
 from meristem.model.block import Pass
 from meristem.model.growable import Growable
+from meristem.model.operators import accum_dtype
 from meristem.plan import Plan
 from meristem.ranks import from_first_rank, mean_over_ranks, some_of, sum_over_ranks
 from meristem.records import finite
@@ -65,7 +66,7 @@ class EntropyGauge:
 
 @dataclass(frozen=True)
 class HeadReadings:
-    """What one pass over a batch told. Entropies are sums over its sequences, all heads of all layers in a row."""
+    """What one pass over a batch measured. Entropies are sums over its sequences, all heads of all layers in a row."""
 
     entropy: Tensor  # (sum of head counts,)
     updates: dict[tuple[int, int], Tensor]  # for each (layer, pass) of a loop: |update| / |stream|
@@ -139,7 +140,7 @@ def check_causal(plan: Plan) -> None:
 
 
 def as_decoder(model: Growable) -> Decoder:
-    """The model, unless its heads have no such entropy."""
+    """The model as a Decoder, or an error: the heads of others have no such entropy."""
     if not isinstance(model, Decoder):
         raise InputError("model", type(model).__name__, "must be a Decoder: this is the entropy of causal attention")
     return model
@@ -195,7 +196,7 @@ def probe_rows(length: int, count: int, device: torch.device | str = "cpu") -> T
 def row_entropies(queries: Tensor, keys: Tensor, rows: Tensor) -> Tensor:
     """Entropy in nats of some query rows, (B, h, rows).
 
-    Queries (B, h, T, e) and keys (B, kv heads, T, e) are turned to their positions; computed in float32 or float64.
+    Queries (B, h, T, e) and keys (B, kv heads, T, e) are rotated; computed in float32 or float64.
     """
     queries, keys = _widened(queries.index_select(2, rows), keys)
     with torch.autocast(queries.device.type, enabled=False):
@@ -215,9 +216,9 @@ def fused_entropies(queries: Tensor, keys: Tensor) -> Tensor:
 
 
 def _widened(queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
-    wide = torch.float64 if queries.dtype == torch.float64 else torch.float32
+    accum = accum_dtype(queries.dtype)
     keys = keys.repeat_interleave(queries.shape[1] // keys.shape[1], dim=1)
-    return queries.to(wide), keys.to(wide)
+    return queries.to(accum), keys.to(accum)
 
 
 def _attention_with_lse(queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
@@ -228,9 +229,9 @@ def _attention_with_lse(queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
     queries, keys = queries.contiguous(), keys.contiguous()
     if queries.is_cuda:
         queries, keys = queries.float(), keys.float()  # there is no fused kernel for more
-        mixed, total, *_ = torch.ops.aten._scaled_dot_product_efficient_attention(
+        head_outputs, total, *_ = torch.ops.aten._scaled_dot_product_efficient_attention(
             queries, keys, keys, None, True, 0.0, True
         )
-        return mixed, total[..., : queries.shape[2]]  # it pads the rows
-    mixed, total = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(queries, keys, keys, 0.0, True)
-    return mixed, total
+        return head_outputs, total[..., : queries.shape[2]]  # it pads the rows
+    head_outputs, total = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(queries, keys, keys, 0.0, True)
+    return head_outputs, total

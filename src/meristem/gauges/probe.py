@@ -19,7 +19,7 @@ from meristem.ranks import some_of, sum_over_ranks, world
 
 SEQUENCES, TOKENS = 64, 8192  # of the whole batch, over all processes, that are looked at at most
 
-Batch = tuple[Tensor, Tensor]  # tokens and labels
+Batch = tuple[Tensor, Tensor]  # tokens and targets
 Batches = Iterator[Batch]
 Fresh = Callable[[], Batches]  # this process's share of batches that the model has not been trained on yet
 
@@ -27,51 +27,51 @@ Fresh = Callable[[], Batches]  # this process's share of batches that the model 
 class HeadsRead(NamedTuple):
     """What the heads of every layer read, (B, heads, T, head dim) each, and which tokens (B, T) are not padding."""
 
-    mixed: list[Tensor]
+    head_outputs: list[Tensor]
     real: Tensor
 
 
 class Seen(NamedTuple):
     """What a batch shows: the loss, what every layer's attention reads, and the gradient of the loss by what it writes.
 
-    Both are (layers, B, T, d), the gradient that of the mean loss times the number of its terms; `allowed` (T, T) or
-    (B, T, T) says which tokens each token may look at, and `sizes` (layers,) how large the stream is. `heads` is what
-    the heads read. Of a layer that is looped or repeated this is its first pass.
+    Both are (layers, B, T, d), the gradient that of the mean loss times the number of its terms; `attention_mask`
+    (T, T) or (B, T, T) says which tokens each token may look at, and `sizes` (layers,) how large the stream is. `heads`
+    is what the heads read. Of a layer that is looped or repeated this is its first pass.
     """
 
     loss: Tensor
     inputs: Tensor
     gradients: Tensor
-    allowed: Tensor
+    attention_mask: Tensor
     sizes: Tensor
     heads: HeadsRead
 
 
 class Probe:
-    """The batch of an update, as instruments see it: tokens (B, T), this process's share, and maybe their labels.
+    """The batch of an update, as instruments see it: tokens (B, T), this process's share, and maybe their targets.
 
     `fresh` gives batches that the model has not been trained on yet; without it the present batch stands in.
     """
 
     def __init__(
-        self, model: Growable, tokens: Tensor, labels: Tensor | None = None, fresh: Fresh | None = None
+        self, model: Growable, tokens: Tensor, targets: Tensor | None = None, fresh: Fresh | None = None
     ) -> None:
-        self.model, self.tokens, self._labels = model, tokens, labels
-        self.fresh: Fresh = fresh or (lambda: iter([(self.tokens, self.labels)]))
+        self.model, self.tokens, self._targets = model, tokens, targets
+        self.fresh: Fresh = fresh or (lambda: iter([(self.tokens, self.targets)]))
         self._seen: dict[bool, Seen] = {}
         self._heads: HeadsRead | None = None
 
     @property
-    def labels(self) -> Tensor:
-        if self._labels is None:
-            raise InputError("labels", None, "are needed to measure what the task asks of attention")
-        return self._labels
+    def targets(self) -> Tensor:
+        if self._targets is None:
+            raise InputError("targets", None, "are needed to measure what the task asks of attention")
+        return self._targets
 
     def look(self, *, silent: bool = False) -> Seen:
         """What some sequences of the batch show of every layer; `silent`: of the model without attention."""
         if silent not in self._seen:
             with silenced(self.model) if silent else nullcontext():
-                self._seen[silent] = look(self.model, self.tokens, self.labels)
+                self._seen[silent] = look(self.model, self.tokens, self.targets)
         return self._seen[silent]
 
     @property
@@ -80,7 +80,7 @@ class Probe:
         if False in self._seen:
             return self._seen[False].heads
         if self._heads is None:
-            self._heads = heads_read(self.model, self.tokens, self.labels)
+            self._heads = heads_read(self.model, self.tokens, self.targets)
         return self._heads
 
     def forget(self) -> None:
@@ -88,33 +88,33 @@ class Probe:
         self._seen, self._heads = {}, None
 
 
-def look(model: Growable, tokens: Tensor, labels: Tensor) -> Seen:
+def look(model: Growable, tokens: Tensor, targets: Tensor) -> Seen:
     """What some sequences of a batch show of every layer."""
-    tokens, labels = _chosen(tokens, labels)
+    tokens, targets = _chosen(tokens, targets)
     # All that is asked for are gradients by activations, so only the first layer's output need lead to them.
     with _frozen(model, but=model.stack[0].attention.out.weight), torch.enable_grad():
-        loss, passes = _watched(model, tokens, labels)
+        loss, passes = _watched(model, tokens, targets)
         gradients = torch.autograd.grad(loss, [seen.update for seen in passes])
     with torch.no_grad(), torch.autocast(tokens.device.type, enabled=False):
         blocks = zip(model.stack, passes, strict=True)
         inputs = torch.stack([block.attention_input(seen.stream.detach()) for block, seen in blocks])
-        allowed = model.allowed(tokens)
-        heads = HeadsRead([seen.mixed.detach() for seen in passes], _real(allowed, len(tokens)))
+        mask = model.attention_mask(tokens)
+        heads = HeadsRead([seen.head_outputs.detach() for seen in passes], _real(mask, len(tokens)))
         sizes = _sizes([seen.stream.detach() for seen in passes], heads.real)
-        return Seen(loss.detach().float(), inputs, torch.stack(gradients) * labels.numel(), allowed, sizes, heads)
+        return Seen(loss.detach().float(), inputs, torch.stack(gradients) * targets.numel(), mask, sizes, heads)
 
 
 @torch.no_grad()
-def heads_read(model: Growable, tokens: Tensor, labels: Tensor) -> HeadsRead:
+def heads_read(model: Growable, tokens: Tensor, targets: Tensor) -> HeadsRead:
     """What the heads read of some sequences of a batch."""
-    tokens, labels = _chosen(tokens, labels)
-    _, passes = _watched(model, tokens, labels)
-    return HeadsRead([seen.mixed for seen in passes], _real(model.allowed(tokens), len(tokens)))
+    tokens, targets = _chosen(tokens, targets)
+    _, passes = _watched(model, tokens, targets)
+    return HeadsRead([seen.head_outputs for seen in passes], _real(model.attention_mask(tokens), len(tokens)))
 
 
-def _real(allowed: Tensor, batch: int) -> Tensor:
+def _real(attention_mask: Tensor, batch: int) -> Tensor:
     """Which of the tokens (B, T) are not padding: those that may look at something."""
-    return allowed.any(-1).expand(batch, -1)
+    return attention_mask.any(-1).expand(batch, -1)
 
 
 def _sizes(streams: Sequence[Tensor], real: Tensor) -> Tensor:
@@ -124,7 +124,7 @@ def _sizes(streams: Sequence[Tensor], real: Tensor) -> Tensor:
     return (torch.stack(sums) / count).sqrt()
 
 
-def _watched(model: Growable, tokens: Tensor, labels: Tensor) -> tuple[Tensor, list[Pass]]:
+def _watched(model: Growable, tokens: Tensor, targets: Tensor) -> tuple[Tensor, list[Pass]]:
     """The loss, and the first pass of every layer: what is run again reads what that has written."""
     passes: list[Pass] = []
 
@@ -132,7 +132,7 @@ def _watched(model: Growable, tokens: Tensor, labels: Tensor) -> tuple[Tensor, l
         if number == 0:
             passes.append(seen)
 
-    return model.loss(tokens, labels, watch=watch), passes
+    return model.loss(tokens, targets, watch=watch), passes
 
 
 @contextmanager
@@ -149,10 +149,10 @@ def silenced(model: Growable) -> Iterator[None]:
             torch._foreach_copy_(weights, saved)
 
 
-def _chosen(tokens: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+def _chosen(tokens: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """Some sequences of this process, one at least."""
     chosen = some_of(len(tokens), max(world(), min(SEQUENCES, TOKENS // tokens.shape[1])))
-    return tokens[chosen], labels[chosen]
+    return tokens[chosen], targets[chosen]
 
 
 @contextmanager

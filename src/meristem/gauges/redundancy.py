@@ -30,9 +30,9 @@ class HeadMoments:
     head_dim: int
 
     @classmethod
-    def of(cls, mixed: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
-        """Sums over the tokens of mixed (B, heads, T, e) where `real` (B, T), and their number."""
-        flat = mixed.transpose(1, 2).flatten(2)
+    def of(cls, head_outputs: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
+        """The second moments of head_outputs (B, heads, T, e), summed over `real` (B, T) tokens, and their number."""
+        flat = head_outputs.transpose(1, 2).flatten(2)
         flat = flat.where(real[..., None], flat.new_zeros(())).flatten(0, 1).double()
         return flat.mT @ flat, real.sum().double()
 
@@ -68,7 +68,7 @@ class HeadMoments:
 
 
 def _cholesky(matrix: Tensor) -> Tensor:
-    """Nothing but NaN where there is no factor: nobody waits for the device to find out."""
+    """The Cholesky factor, all NaN where there is none: nobody waits for the device to find out."""
     factor, failed = torch.linalg.cholesky_ex(matrix)
     return factor.where(failed[..., None, None] == 0, torch.nan)
 
@@ -79,10 +79,10 @@ def head_moments(batches: Iterable[HeadsRead]) -> list[HeadMoments]:
     grams: list[Tensor] = []
     count: Tensor | float = 0.0
     for read in batches:
-        sums = [HeadMoments.of(mixed, read.real) for mixed in read.mixed]
+        sums = [HeadMoments.of(head_outputs, read.real) for head_outputs in read.head_outputs]
         grams = [old + new for old, (new, _) in zip(grams, sums, strict=True)] if grams else [new for new, _ in sums]
         count = count + sums[0][1]
-        dims = [mixed.shape[-1] for mixed in read.mixed]
+        dims = [head_outputs.shape[-1] for head_outputs in read.head_outputs]
     assert isinstance(count, Tensor)
     tokens_seen = sum_over_ranks(count)
     return [HeadMoments(sum_over_ranks(gram) / tokens_seen, dim) for gram, dim in zip(grams, dims, strict=True)]
@@ -171,11 +171,11 @@ class TrialInstrument(Instrument):
         old, new = weight.clone(), head_moments([probe.heads])[layer].folded(weight, head)
         sums = torch.zeros(3, device=weight.device, dtype=torch.float64)
         try:
-            for tokens, labels in probe.fresh():
+            for tokens, targets in probe.fresh():
                 weight.copy_(old)
-                with_head = self.model.loss(tokens, labels).double()
+                with_head = self.model.loss(tokens, targets).double()
                 weight.copy_(new)
-                without = self.model.loss(tokens, labels).double()
+                without = self.model.loss(tokens, targets).double()
                 sums += len(tokens) * torch.stack((with_head, without, torch.ones_like(without)))
                 if sums[2] * world() >= self.gauge.sequences:
                     break

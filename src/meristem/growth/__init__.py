@@ -9,6 +9,7 @@ from meristem.growth.policies.prune import Prune
 from meristem.growth.policies.published import Published
 from meristem.growth.policies.random_births import RandomBirths
 from meristem.growth.policies.sgt import Sgt, SgtState
+from meristem.growth.policies.stack import Stack
 from meristem.growth.policy import Change, Decision, Policy
 
 __all__ = [
@@ -31,5 +32,6 @@ __all__ = [
     "RepeatBlock",
     "Sgt",
     "SgtState",
+    "Stack",
     "prepared",
 ]

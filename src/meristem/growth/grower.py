@@ -89,14 +89,14 @@ class Grower:
         self.instruments = {gauge: self._instrument(gauge) for gauge in gauges}  # those with a memory
         self.done = 0
 
-    def step(self, tokens: Tensor, labels: Tensor | None = None, fresh: Fresh | None = None) -> Growth:
+    def step(self, tokens: Tensor, targets: Tensor | None = None, fresh: Fresh | None = None) -> Growth:
         """Measure and grow, when either is due, after an update on tokens (B, T), this process's share of the batch.
 
-        Some gauges also need the labels, and `fresh` batches, not trained on yet; without these, trials are made on the
-        present batch.
+        Some gauges also need the targets, and `fresh` batches, not trained on yet; without these, trials are made on
+        the present batch.
         """
         self.done += 1
-        probe, growth = Probe(self.model, tokens, labels, fresh), _Step(self.done)
+        probe, growth = Probe(self.model, tokens, targets, fresh), _Step(self.done)
         for gauge in dict.fromkeys(gauge for name in self.policies for gauge in self._feeding(name)):
             self.instruments[gauge].feed(probe)
         for name, policy in self.policies.items():

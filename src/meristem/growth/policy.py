@@ -69,6 +69,7 @@ class Policy:
     `step` is the number of updates done. A state is any value that `dump` can turn into JSON values and tensors.
     """
 
+    exchanges: ClassVar[bool] = True  # whether its edits put new parameters in the place of old ones
     name: ClassVar[str] = ""  # in events and states; that of the class, in small letters, if not given
 
     @property

@@ -13,7 +13,7 @@ from torch.utils.hooks import RemovableHandle
 
 from meristem.errors import InputError, RunError, missing_extra
 from meristem.files import read_json, write_atomically
-from meristem.growth import BlockLoop, Grower, Observe, Sgt
+from meristem.growth import Grower
 from meristem.growth.wording import describe_growth
 
 try:
@@ -35,8 +35,8 @@ class GrowthCallback(TrainerCallback):  # type: ignore[misc]  # has no types
 
     def __init__(self, grower: Grower) -> None:
         for name, policy in grower.policies.items():
-            if not isinstance(policy, (Sgt, BlockLoop, Observe)):
-                expected = "may exchange parameters, which a Trainer would not follow; use your own loop"
+            if policy.exchanges:
+                expected = "exchanges parameters, which a Trainer would not follow; use meristem.train or your own loop"
                 raise InputError("policy", name, expected)
         self.grower = grower
         self.events: list[dict[str, Any]] = []

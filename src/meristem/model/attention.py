@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import reduce
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,13 +15,27 @@ from torch.nn.functional import linear, scaled_dot_product_attention
 from meristem.model.backends import BACKENDS
 from meristem.model.cache import CacheSlot
 from meristem.model.fused import project_heads
-from meristem.model.fused_loops import take_heads
+from meristem.model.fused_loops import gather_heads
 from meristem.model.rotary import RotaryPair
 from meristem.plan import LayerPlan
 
-# Called with turned queries and keys, what the heads read (B, heads, T, head dim), and the output.
+# Called with rotated queries and keys, the heads' outputs (B, heads, T, head dim each), and what the layer adds.
 HeadsWatch = Callable[[Tensor, Tensor, Tensor, Tensor], None]
 PIECE = 128  # terms that are summed at once on a CPU
+
+
+class View(NamedTuple):
+    """What the tokens of an attention pass may see: those before them and themselves if `causal`, else all.
+
+    A boolean `mask` (B or 1, 1, T, S), true where a token may look, is used instead if it is given. With a `cache`, the
+    tokens follow the `start` tokens that it holds, and see these too. `watch` is shown what the heads do.
+    """
+
+    causal: bool = True
+    mask: Tensor | None = None
+    start: int = 0
+    cache: CacheSlot | None = None
+    watch: HeadsWatch | None = None
 
 
 class LoopedHeads(NamedTuple):
@@ -43,7 +57,7 @@ class LoopedHeads(NamedTuple):
 
 
 class Attention(nn.Module):
-    """Shapes: input and output (B, T, d); the projection's rows are ordered queries, keys, values, head by head."""
+    """Self-attention from (B, T, d) to (B, T, d). Rows of `qkv` are ordered queries, keys, values, head by head."""
 
     looped: Tensor
     takers: Tensor
@@ -83,74 +97,39 @@ class Attention(nn.Module):
         Which heads these are is a matter of values, not of shapes: a compiled graph serves any choice.
         """
         dim = self.layer.head_dim
-        qkv = take_heads(self.qkv.weight.unflatten(0, (-1, dim)), 0, self.looped, self.takers)
+        qkv = gather_heads(self.qkv.weight.unflatten(0, (-1, dim)), 0, self.looped, self.takers)
         queries = self.takers[: self.layer.heads]
-        out = take_heads(self.out.weight.unflatten(1, (-1, dim)), 1, self.looped_queries, queries)
+        out = gather_heads(self.out.weight.unflatten(1, (-1, dim)), 1, self.looped_queries, queries)
         return LoopedHeads(qkv.flatten(0, 1), out)
 
-    def project(
-        self, x: Tensor, rotary: RotaryPair, looped: LoopedHeads | None = None
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys (both turned to their positions) and values, each (B, its heads, T, head dim).
+    def forward(self, x: Tensor, rope: RotaryPair, view: View = View()) -> Tensor:  # noqa: B008  (immutable)
+        """Attention over x with all heads."""
+        return self.attend(*self.project(x, rope), self.out.weight, view)
 
-        Of all heads, or of the looped ones if these are given.
-        """
+    def project(self, x: Tensor, rope: RotaryPair, looped: LoopedHeads | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """Rotated queries and keys, and values, each (B, T, its heads, head dim), of all heads or the looped ones."""
         if looped is None:
-            parts = project_heads(x, self.qkv.weight, *rotary, heads=self.layer.heads, kv_heads=self.layer.kv_heads)
-        else:
-            parts = project_heads(x, looped.qkv, *rotary, heads=looped.heads, kv_heads=looped.heads)
-        queries, keys, values = (part.transpose(1, 2) for part in parts)
-        return queries, keys, values
+            return project_heads(x, self.qkv.weight, *rope, heads=self.layer.heads, kv_heads=self.layer.kv_heads)
+        return project_heads(x, looped.qkv, *rope, heads=looped.heads, kv_heads=looped.heads)
 
-    def forward(self, x: Tensor, rotary: RotaryPair, **view: Any) -> Tensor:
-        """Attention over x with all heads; `view` as in `mix`, or a `watch`."""
-        return self.attend(*self.project(x, rotary), self.out.weight, **view)
+    def attend(self, queries: Tensor, keys: Tensor, values: Tensor, out: Tensor, view: View) -> Tensor:
+        """What heads, each (B, T, heads, head dim), write through `out` (d, heads e) to the stream, (B, T, d)."""
+        head_outputs = self.read(queries, keys, values, view)
+        update = write(head_outputs.flatten(2), out)
+        if view.watch is not None:
+            view.watch(queries.transpose(1, 2), keys.transpose(1, 2), head_outputs.transpose(1, 2), update)
+        return update
 
-    def attend(
-        self,
-        queries: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        out: Tensor,
-        *,
-        watch: HeadsWatch | None = None,
-        **view: Any,
-    ) -> Tensor:
-        """What the given heads, each (B, heads, T, head dim), write, (B, T, d); `view` as in `mix`.
-
-        `out` is (d, heads e).
-        """
-        mixed = self.mix(queries, keys, values, **view)
-        result = write(mixed.transpose(1, 2).flatten(2), out)
-        if watch is not None:
-            watch(queries, keys, mixed, result)
-        return result
-
-    def read(self, queries: Tensor, keys: Tensor, values: Tensor, **view: Any) -> Tensor:
-        """What heads (B, T, heads, head dim) read, in the same shape; `view` as in `mix`."""
-        return self.mix(queries.transpose(1, 2), keys.transpose(1, 2), values.transpose(1, 2), **view).transpose(1, 2)
-
-    def mix(
-        self,
-        queries: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        *,
-        causal: bool = True,
-        mask: Tensor | None = None,
-        cache: CacheSlot | None = None,
-        start: int = 0,
-    ) -> Tensor:
-        """What the given heads, each (B, heads, T, head dim), read, also from what the cache holds before `start`.
-
-        `mask` (B or 1, 1, T, S) replaces `causal`.
-        """
+    def read(self, queries: Tensor, keys: Tensor, values: Tensor, view: View) -> Tensor:
+        """What heads, each (B, T, heads, head dim), read of the tokens they see, in the same shape."""
+        queries, keys, values = queries.transpose(1, 2), keys.transpose(1, 2), values.transpose(1, 2)
+        causal, mask, start, cache, _ = view
         if cache is not None:
             keys, values = cache.append(start, keys, values)
         # The fixed kernel is the training one, causal or with an encoder's mask; decoding may ask for more than it can.
         fixed = self.backend if cache is None and (mask is None or not causal) else None
         with nullcontext() if fixed is None else sdpa_kernel(BACKENDS[fixed]):
-            return scaled_dot_product_attention(
+            head_outputs = scaled_dot_product_attention(
                 queries,
                 keys,
                 values,
@@ -158,18 +137,20 @@ class Attention(nn.Module):
                 is_causal=causal and mask is None,
                 enable_gqa=queries.shape[1] != keys.shape[1],
             )
+        return head_outputs.transpose(1, 2)
 
 
-def write(mixed: Tensor, out: Tensor) -> Tensor:
-    """What heads that read `mixed` (B, T, heads e) write to the stream through `out` (d, heads e), (B, T, d).
+def write(head_outputs: Tensor, out: Tensor) -> Tensor:
+    """What heads with the outputs (B, T, heads e) write to the stream through `out` (d, heads e), (B, T, d).
 
     CPU libraries cut sums of more than 192 terms at places that depend on their number. Cut here, at the same places
     always, a head that writes nothing yet changes no bit of what the others write. (On several threads a library may
     still divide small products by their shape.)
     """
-    if mixed.device.type != "cpu" or mixed.dtype.itemsize < 4:  # pieces in half precision would be rounded each
-        return linear(mixed, out)
-    parts = zip(mixed.split(PIECE, -1), out.split(PIECE, 1), strict=True)
+    # Pieces in half precision would be rounded each.
+    if head_outputs.device.type != "cpu" or head_outputs.dtype.itemsize < 4:
+        return linear(head_outputs, out)
+    parts = zip(head_outputs.split(PIECE, -1), out.split(PIECE, 1), strict=True)
     return reduce(torch.add, (linear(*part) for part in parts))
 
 

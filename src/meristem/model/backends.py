@@ -59,9 +59,9 @@ def choose_backends(
 
 @cache
 def _runs(backend: str, head_dim: int, grouped: bool, masked: bool, device: torch.device, dtype: torch.dtype) -> bool:
-    """Try it: the published limits of the kernels change between versions, the kernels themselves do not lie.
+    """Whether a kernel runs, by trying it: its published limits change between versions, the kernel does not lie.
 
-    On ones, not on random numbers: a run's own would then depend on whether this had been tried before.
+    It is tried on ones, not on random numbers: a run's own would then depend on whether this had been tried before.
     """
     query = torch.ones(1, 2, 128, head_dim, device=device, dtype=dtype, requires_grad=True)
     key = torch.ones(1, 1 if grouped else 2, 128, head_dim, device=device, dtype=dtype, requires_grad=True)
@@ -69,8 +69,8 @@ def _runs(backend: str, head_dim: int, grouped: bool, masked: bool, device: torc
     try:
         with warnings.catch_warnings(), sdpa_kernel(BACKENDS[backend]):
             warnings.simplefilter("ignore")  # a refusing kernel explains itself at length
-            mixed = scaled_dot_product_attention(query, key, key, mask, is_causal=not masked, enable_gqa=grouped)
-            mixed.sum().backward()
+            head_outputs = scaled_dot_product_attention(query, key, key, mask, is_causal=not masked, enable_gqa=grouped)
+            head_outputs.sum().backward()
     except RuntimeError:
         return False
     return True

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from meristem.model.attention import Attention
+from meristem.model.attention import Attention, View
 from meristem.model.cache import CacheSlot
 from meristem.model.fused import add_norm, swiglu_linear
 from meristem.model.fused_loops import follow_heads, gated, gated_linear, norm_project_heads
@@ -25,12 +25,13 @@ INIT_STD = 0.02
 class Pass(NamedTuple):
     """What gauges see of one attention pass.
 
-    Turned queries and keys, what the heads read, (B, heads, T, head dim) each; the stream and what is added to it.
+    Rotated queries and keys, and the outputs of the heads, are (B, heads, T, head dim) each; the stream that the pass
+    read, and the update that it adds to it, are (B, T, d).
     """
 
     queries: Tensor
     keys: Tensor
-    mixed: Tensor
+    head_outputs: Tensor
     stream: Tensor
     update: Tensor
 
@@ -82,43 +83,42 @@ class Block(nn.Module):
         self,
         x: Tensor,
         branch: Tensor,
-        rotary: RotaryPair,
+        rope: RotaryPair,
         gates: Tensor | None = None,
-        *,
+        view: View = View(),  # noqa: B008  (immutable)
         slots: Sequence[CacheSlot] | None = None,
         watch: PassWatch | None = None,
-        **view: Any,
     ) -> tuple[Tensor, Tensor]:
         """Attention over all heads, then again over the looped ones, which read the stream as it is by then.
 
-        `gates` (passes, heads) are the strengths of the loops, 1 if not given; `slots` has a cache for each pass;
-        `watch` is shown each of them; `view` says what the tokens may see (see `Attention.mix`).
+        `gates` (passes, heads) are the strengths of the loops, 1 if not given; `view` says what the tokens may see;
+        `slots` has a cache for each pass, and `watch` is shown each of them.
         """
         x, normed = self.attention_norm(x, branch)
-        branch = self.attention(normed, rotary, **_around(0, x, slots, watch), **view)
+        branch = self.attention(normed, rope, _of_pass(view, 0, x, slots, watch))
         stream: tuple[Tensor, ...] = (x, branch)
         if self.attention.passes and slots is None and watch is None:
-            stream = self._loops(x, branch, rotary, gates, **view)
+            stream = self._loops(x, branch, rope, gates, view)
         elif self.attention.passes:
-            stream = self._loops_one_by_one(x, branch, rotary, gates, slots, watch, **view)
+            stream = self._loops_one_by_one(x, branch, rope, gates, view, slots, watch)
         x, normed = self.feed_forward_norm(*stream)
         return x, self.feed_forward(normed)
 
     def _loops_one_by_one(
-        self, x: Tensor, branch: Tensor, rotary: RotaryPair, gates: Tensor | None,
-        slots: Sequence[CacheSlot] | None, watch: PassWatch | None, **view: Any,
+        self, x: Tensor, branch: Tensor, rope: RotaryPair, gates: Tensor | None, view: View,
+        slots: Sequence[CacheSlot] | None, watch: PassWatch | None,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """The extra passes as they are defined, for those who have to see each of them; x and branch after the last."""
         attention, looped = self.attention, self.attention.looped_heads()
         for number in range(1, 1 + attention.passes):
             x, normed = self.attention_norm(x, branch)
             out = looped.gated_out(None if gates is None else gates[number - 1])
-            queries, keys, values = attention.project(normed, rotary, looped)
-            branch = attention.attend(queries, keys, values, out, **_around(number, x, slots, watch), **view)
+            heads = attention.project(normed, rope, looped)
+            branch = attention.attend(*heads, out, _of_pass(view, number, x, slots, watch))
         return x, branch
 
     def _loops(
-        self, x: Tensor, branch: Tensor, rotary: RotaryPair, gates: Tensor | None, **view: Any
+        self, x: Tensor, branch: Tensor, rope: RotaryPair, gates: Tensor | None, view: View
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The same passes without a stream between them: x, branch, and what all of them together add to these two.
 
@@ -129,15 +129,16 @@ class Block(nn.Module):
         out, weight = looped.out.flatten(1), looped.qkv * self.attention_norm.weight
         if attention.passes > 1:
             weight = torch.cat((weight, out.T))
-        x, branch, *parts = norm_project_heads(x, branch, weight, *rotary, heads=looped.heads, eps=NORM_EPS)
-        read = attention.read(*parts[:3], **view)
+        x, branch, *parts = norm_project_heads(x, branch, weight, *rope, heads=looped.heads, eps=NORM_EPS)
+        queries, keys, values = parts[:3]
+        read = attention.read(queries, keys, values, view)
         if attention.passes == 1:
             return x, branch, gated_linear(read, strengths[0], out)
         packed, scale = parts[3:]
         read, step = gated(read, strengths[0]), out.T @ weight.T
         for strength in strengths[1:]:
-            later = follow_heads(packed, scale, read, step, *rotary, eps=NORM_EPS, width=x.shape[-1])
-            read = read + gated(attention.read(*later, **view), strength)
+            later = follow_heads(packed, scale, read, step, *rope, eps=NORM_EPS, width=x.shape[-1])
+            read = read + gated(attention.read(*later, view), strength)
         return x, branch, linear(read.flatten(2).to(packed.dtype), out)
 
     def attention_input(self, stream: Tensor) -> Tensor:
@@ -145,7 +146,7 @@ class Block(nn.Module):
         return self.attention_norm(stream, torch.zeros_like(stream))[1]
 
     def initialise(self, depth: int, generator: torch.Generator) -> None:
-        """Normal weights; the two products that write to the stream are scaled by 1 / sqrt(2 depth)."""
+        """Draw normal weights; the two products that write to the stream are scaled by 1 / sqrt(2 depth)."""
         residual = INIT_STD / math.sqrt(2 * depth)
         draw_normal(self.attention.qkv.weight, INIT_STD, generator)
         draw_normal(self.attention.out.weight, residual, generator)
@@ -155,21 +156,24 @@ class Block(nn.Module):
         self.feed_forward_norm.reset_parameters()
 
 
-def _around(number: int, stream: Tensor, slots: Sequence[CacheSlot] | None, watch: PassWatch | None) -> dict[str, Any]:
-    """The cache and the watch of one attention pass."""
-    return {
-        "cache": None if slots is None else slots[number],
-        "watch": None if watch is None else partial(_show, watch, number, stream),
-    }
+def _of_pass(
+    view: View, number: int, stream: Tensor, slots: Sequence[CacheSlot] | None, watch: PassWatch | None
+) -> View:
+    """The view of one attention pass: with its own cache, and shown to the watch with its number and the stream."""
+    if slots is not None:
+        view = view._replace(cache=slots[number])
+    if watch is not None:
+        view = view._replace(watch=partial(_show, watch, number, stream))
+    return view
 
 
 def _show(
-    watch: PassWatch, number: int, stream: Tensor, queries: Tensor, keys: Tensor, mixed: Tensor, update: Tensor
+    watch: PassWatch, number: int, stream: Tensor, queries: Tensor, keys: Tensor, head_outputs: Tensor, update: Tensor
 ) -> None:
-    watch(number, Pass(queries, keys, mixed, stream, update))
+    watch(number, Pass(queries, keys, head_outputs, stream, update))
 
 
 @torch.no_grad()
 def draw_normal(weight: Tensor, std: float, generator: torch.Generator) -> None:
-    """Fill from a CPU generator, so that every device starts from the same numbers."""
+    """Fill a weight from a CPU generator, so that every device starts from the same numbers."""
     weight.copy_(torch.empty(weight.shape, dtype=torch.float32).normal_(0, std, generator=generator))

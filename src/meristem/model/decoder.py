@@ -7,21 +7,31 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from meristem.errors import InputError
+from meristem.model.attention import View
 from meristem.model.block import Norm
 from meristem.model.cache import KVCache
+from meristem.model.inputs import INDICES, check_plan, check_targets, check_tokens
 from meristem.model.loss import linear_cross_entropy
 from meristem.model.transformer import Regions, Transformer, Watch
 from meristem.plan import Plan
 
 
-def _vocabulary_loss(norm: Norm, embedding: nn.Embedding, x: Tensor, branch: Tensor, labels: Tensor) -> Tensor:
-    return linear_cross_entropy(norm(x, branch)[1].flatten(0, 1), embedding.weight, labels.flatten())
+def _vocabulary_loss(norm: Norm, embedding: nn.Embedding, x: Tensor, branch: Tensor, targets: Tensor) -> Tensor:
+    return linear_cross_entropy(norm(x, branch)[1].flatten(0, 1), embedding.weight, targets.flatten())
 
 
 class Decoder(Transformer):
-    """A language model with the structure of `plan`, initialised from `seed`."""
+    """A language model with the structure of `plan`, initialised from `seed`.
+
+    >>> model = Decoder(Plan.uniform(layers=2, width=32, heads=4, vocabulary=100, context=16))
+    >>> windows = torch.arange(34).view(2, 17)
+    >>> model(windows[:, :-1], targets=windows[:, 1:]).loss.backward()
+    >>> model(windows[:, :-1]).logits.shape
+    torch.Size([2, 16, 100])
+    """
 
     def __init__(self, plan: Plan, seed: int = 0) -> None:
+        check_plan(plan)
         if plan.classes is not None:
             raise InputError("plan.classes", plan.classes, "is of classifiers; a language model has none")
         super().__init__(plan)
@@ -30,19 +40,24 @@ class Decoder(Transformer):
     def loss(
         self,
         tokens: Tensor,
-        labels: Tensor,
+        targets: Tensor,
         regions: Regions = Regions(),  # noqa: B008  (immutable)
         watch: Watch | None = None,
     ) -> Tensor:
-        """tokens (B, T); labels (B, T) hold the token that follows each position, -100 where none is asked for."""
-        x, branch = self._stream(tokens, watch=watch, regions=regions)
-        return self.with_idle_gates(regions.leave(_vocabulary_loss, self.norm, self.embedding, x, branch, labels))
+        """The mean cross entropy over all positions, a scalar, of tokens (B, T).
 
-    def scores(self, tokens: Tensor) -> Tensor:
+        `targets` (B, T) hold the token that follows each position, -100 where none is asked for.
+        """
+        check_tokens(tokens, self.plan.vocabulary)
+        check_targets(targets, tuple(tokens.shape), "the tokens that follow each position", INDICES)
+        x, branch = self.stream(tokens, View(causal=tokens.shape[1] > 1), regions=regions, watch=watch)
+        return self.with_idle_gates(regions.leave(_vocabulary_loss, self.norm, self.embedding, x, branch, targets))
+
+    def logits(self, tokens: Tensor) -> Tensor:
         """Logits of the token that follows each position, (B, T, V)."""
-        return self.logits(self.hidden(tokens))
+        return self.unembed(self.hidden(tokens))
 
-    def allowed(self, tokens: Tensor) -> Tensor:
+    def attention_mask(self, tokens: Tensor) -> Tensor:
         """Every token may look at itself and back, (T, T)."""
         return visibility(0, tokens.shape[1], None, tokens.device)[0, 0]
 
@@ -58,36 +73,20 @@ class Decoder(Transformer):
         `padding` (B,) counts the padding tokens on the left of each row, so that prompts of different lengths can
         share a batch. `watch` is shown every attention pass.
         """
-        return self.norm(*self._stream(tokens, cache, padding, watch))[1]
-
-    def _stream(
-        self,
-        tokens: Tensor,
-        cache: KVCache | None = None,
-        padding: Tensor | None = None,
-        watch: Watch | None = None,
-        regions: Regions = Regions(),  # noqa: B008  (immutable)
-    ) -> tuple[Tensor, Tensor]:
-        """The residual stream after the last block, and that block's output, which is not added yet."""
+        check_tokens(tokens, self.plan.vocabulary)
         start = 0 if cache is None else cache.length
-        length = tokens.shape[1]
-        stop = start + length
-        limit = self.plan.context if cache is None else cache.capacity
-        if stop > limit:
-            raise InputError("tokens", stop, f"positions are more than the {limit} there are")
-        positions: slice | Tensor = slice(start, stop)
+        stop, length = start + tokens.shape[1], tokens.shape[1]
+        positions = None
         if padding is not None:
             positions = (torch.arange(start, stop, device=tokens.device) - padding[:, None]).clamp(min=0)
         # A single new token sees all that came before, and a first pass is plainly causal: neither needs a mask.
         masked = padding is not None or (start > 0 and length > 1)
         mask = visibility(start, stop, padding, tokens.device) if masked else None
-        parts = self.walk(tokens, positions, regions, watch, cache, causal=length > 1, mask=mask, start=start)
-        if cache is not None:
-            cache.length = stop
-        return parts
+        view = View(causal=length > 1, mask=mask, start=start)
+        return self.norm(*self.stream(tokens, view, positions, cache, watch=watch))[1]
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Scores over the vocabulary, (..., V)."""
+    def unembed(self, hidden: Tensor) -> Tensor:
+        """The logits (..., V) over the vocabulary of normed hidden states (..., d)."""
         return linear(hidden, self.embedding.weight)
 
 

@@ -7,8 +7,10 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from meristem.errors import InputError
+from meristem.model.attention import View
 from meristem.model.block import INIT_STD, Norm, draw_normal
 from meristem.model.decoder import Decoder
+from meristem.model.inputs import check_classes, check_plan, check_targets, check_tokens
 from meristem.model.transformer import Regions, Transformer, Watch
 from meristem.plan import PADDING, Plan
 
@@ -19,14 +21,14 @@ def _logits(norm: Norm, classes: nn.Linear, x: Tensor, branch: Tensor, shares: T
 
 
 def _class_loss(
-    norm: Norm, classes: nn.Linear, x: Tensor, branch: Tensor, shares: Tensor, labels: Tensor, weights: Tensor | None
+    norm: Norm, classes: nn.Linear, x: Tensor, branch: Tensor, shares: Tensor, targets: Tensor, weights: Tensor | None
 ) -> Tensor:
-    """Mean over the rows, each times the weight of its class.
+    """The mean cross entropy over the rows, each times the weight of its class.
 
     The weights are not divided out again, as they would be in a weighted mean: the loss of a batch is then the mean of
     the losses of its parts, however many processes and micro-batches share it.
     """
-    return cross_entropy(_logits(norm, classes, x, branch, shares), labels, weights, reduction="sum") / len(labels)
+    return cross_entropy(_logits(norm, classes, x, branch, shares), targets, weights, reduction="sum") / len(targets)
 
 
 class Classifier(Transformer):
@@ -35,11 +37,18 @@ class Classifier(Transformer):
     Every token sees all others of its row, both ways. Tokens are (B, T) with `PADDING` on the right, and at least one
     real token in each row. `class_weights` (classes,) belong to the training loss and not to the model: they are not
     saved with it.
+
+    >>> model = Classifier(Plan.uniform(layers=2, width=32, heads=4, vocabulary=100, context=16, classes=3))
+    >>> tokens = torch.tensor([[5, 6, 7, 8], [9, 10, 0, 0]])
+    >>> model(tokens, targets=torch.tensor([2, 0])).loss.backward()
+    >>> model(tokens).logits.shape
+    torch.Size([2, 3])
     """
 
     class_weights: Tensor | None
 
     def __init__(self, plan: Plan, seed: int = 0, class_weights: Tensor | None = None) -> None:
+        check_plan(plan)
         if plan.classes is None:
             raise InputError("plan.classes", None, "must be the number of classes; without them a plan is a Decoder's")
         super().__init__(plan)
@@ -55,21 +64,25 @@ class Classifier(Transformer):
     def loss(
         self,
         tokens: Tensor,
-        labels: Tensor,
+        targets: Tensor,
         regions: Regions = Regions(),  # noqa: B008  (immutable)
         watch: Watch | None = None,
     ) -> Tensor:
-        """tokens (B, T); labels (B,) number the classes."""
-        stream = self._stream(tokens, regions, watch)
+        """The mean cross entropy, a scalar, of tokens (B, T) whose rows have the classes `targets` (B,)."""
+        check_tokens(tokens, self.plan.vocabulary)
+        check_targets(targets, (len(tokens),), "the class of each row", (torch.int64, torch.uint8))
+        check_classes(targets, self.classes.out_features)
+        stream = self.stream(tokens, self._view(tokens), regions=regions, watch=watch)
         weights = self.class_weights
-        loss = regions.leave(_class_loss, self.norm, self.classes, *stream, self.shares(tokens), labels, weights)
+        loss = regions.leave(_class_loss, self.norm, self.classes, *stream, self.shares(tokens), targets, weights)
         return self.with_idle_gates(loss)
 
-    def scores(self, tokens: Tensor) -> Tensor:
+    def logits(self, tokens: Tensor) -> Tensor:
         """Logits of the classes, (B, classes)."""
-        return _logits(self.norm, self.classes, *self._stream(tokens), self.shares(tokens))
+        check_tokens(tokens, self.plan.vocabulary)
+        return _logits(self.norm, self.classes, *self.stream(tokens, self._view(tokens)), self.shares(tokens))
 
-    def allowed(self, tokens: Tensor) -> Tensor:
+    def attention_mask(self, tokens: Tensor) -> Tensor:
         """Every real token may look at all real tokens of its row, (B, T, T)."""
         real = tokens != PADDING
         return real[:, :, None] & real[:, None, :]
@@ -81,23 +94,14 @@ class Classifier(Transformer):
             return (torch.arange(tokens.shape[1], device=tokens.device) == 0).to(real).expand_as(real)
         return real / real.sum(1, keepdim=True)
 
-    def _stream(
-        self,
-        tokens: Tensor,
-        regions: Regions = Regions(),  # noqa: B008  (immutable)
-        watch: Watch | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        """The residual stream after the last block, and that block's output, which is not added yet."""
-        length = tokens.shape[1]
-        if length > self.plan.context:
-            raise InputError("tokens", length, f"positions are more than the {self.plan.context} there are")
+    def _view(self, tokens: Tensor) -> View:
+        """Every token sees the real ones of its row."""
         real = tokens != PADDING
         # To ask a GPU whether there is padding would mean to wait for it: there, the mask is always made.
         masked = tokens.device.type != "cpu" or not bool(real.all())
-        mask = real[:, None, None, :].expand(-1, 1, length, -1) if masked else None
-        return self.walk(tokens, slice(0, length), regions, watch, causal=False, mask=mask)
+        return View(causal=False, mask=real[:, None, None, :].expand(-1, 1, tokens.shape[1], -1) if masked else None)
 
 
 def build_model(plan: Plan, seed: int = 0) -> Transformer:
-    """The kind of model that a plan describes."""
+    """A model of the kind that a plan describes: a Classifier if it has classes, else a Decoder."""
     return Decoder(plan, seed) if plan.classes is None else Classifier(plan, seed)

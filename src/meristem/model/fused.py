@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import silu
 
 from meristem.errors import InputError
-from meristem.model.operators import operator, product_dtype, use_triton, wide_dtype
+from meristem.model.operators import accum_dtype, operator, product_dtype, use_triton
 
 IGNORE = -100
 
@@ -30,11 +30,11 @@ def cross_entropy_(logits: Tensor, targets: Tensor, scale: Tensor) -> Tensor:
         return cross_entropy_kernel_(logits, targets, scale)
     if targets.device.type == "cpu":
         _check_targets(targets, logits.shape[1])
-    wide = wide_dtype(logits.dtype)
+    accum = accum_dtype(logits.dtype)
     target = targets[:, None]
     valid = target != IGNORE
     column = target.masked_fill(~valid, 0)
-    gradient = torch.log_softmax(logits.to(wide), dim=-1)
+    gradient = torch.log_softmax(logits.to(accum), dim=-1)
     losses = -gradient.gather(-1, column) * valid
     gradient.exp_().scatter_add_(-1, column, -torch.ones_like(losses))
     logits.copy_(gradient.mul_(valid * scale))
@@ -43,64 +43,64 @@ def cross_entropy_(logits: Tensor, targets: Tensor, scale: Tensor) -> Tensor:
 
 @cross_entropy_.register_fake
 def _(logits: Tensor, targets: Tensor, scale: Tensor) -> Tensor:
-    return logits.new_empty(logits.shape[0], dtype=wide_dtype(logits.dtype))
+    return logits.new_empty(logits.shape[0], dtype=accum_dtype(logits.dtype))
 
 
 def _check_targets(targets: Tensor, vocabulary: int) -> None:
     outside = targets[((targets < 0) | (targets >= vocabulary)) & (targets != IGNORE)]
     if len(outside):
         expected = f"must be from 0 to {vocabulary - 1}, or {IGNORE} where nothing is to be predicted"
-        raise InputError("labels", int(outside[0]), expected)
+        raise InputError("targets", int(outside[0]), expected)
 
 
 # --- heads -------------------------------------------------------------------------------------------------------
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn x (B, T, heads, dim) by the angle of each position; computed in float32, or float64 for float64.
+    """Rotate x (B, T, heads, dim) by the angle of each position; computed in float32, or float64 for float64.
 
     Coordinate i is paired with i + dim / 2; `cos` and `sin` are (T, 1, dim) or (B, T, 1, dim), and the first half of
     `sin` carries the minus of the rotation.
     """
-    wide = x.to(wide_dtype(x.dtype))
-    swapped = wide.unflatten(-1, (2, -1)).flip(-2).flatten(-2)
-    return (wide * cos + swapped * sin).to(x.dtype)
+    precise = x.to(accum_dtype(x.dtype))
+    swapped = precise.unflatten(-1, (2, -1)).flip(-2).flatten(-2)
+    return (precise * cos + swapped * sin).to(x.dtype)
 
 
-@operator("turn_heads_", mutates=("packed",))
-def turn_heads_(packed: Tensor, cos: Tensor, sin: Tensor, turned: int) -> None:
-    """Rotate the first `turned` heads of packed (B, T, heads, dim) in place."""
+@operator("rotate_heads_", mutates=("packed",))
+def rotate_heads_(packed: Tensor, cos: Tensor, sin: Tensor, rotated: int) -> None:
+    """Rotate the first `rotated` heads of packed (B, T, heads, dim) in place."""
     if use_triton(packed):
-        from meristem.model.triton_kernels import turn_into
+        from meristem.model.triton_kernels import rotate_into
 
-        turn_into(packed, packed[:, :, :turned], cos, sin, 1)
+        rotate_into(packed, packed[:, :, :rotated], cos, sin, 1)
     else:
-        packed[:, :, :turned] = rotate(packed[:, :, :turned], cos, sin)
+        packed[:, :, :rotated] = rotate(packed[:, :, :rotated], cos, sin)
 
 
-@operator("turn_heads_backward")
-def turn_heads_backward(dq: Tensor, dk: Tensor, dv: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+@operator("rotate_heads_backward")
+def rotate_heads_backward(dq: Tensor, dk: Tensor, dv: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """The gradient of packed, from those of its queries, keys and values, each (B, T, its heads, dim)."""
     if use_triton(dq):
-        from meristem.model.triton_kernels import turn_into
+        from meristem.model.triton_kernels import rotate_into
 
         heads, kv_heads = dq.shape[2], dk.shape[2]
         packed = dq.new_empty((*dq.shape[:2], heads + 2 * kv_heads, dq.shape[3]))
-        turn_into(packed, dq, cos, sin, -1)
-        turn_into(packed[:, :, heads:], dk, cos, sin, -1)
-        turn_into(packed[:, :, heads + kv_heads :], dv, cos, sin, 0)
+        rotate_into(packed, dq, cos, sin, -1)
+        rotate_into(packed[:, :, heads:], dk, cos, sin, -1)
+        rotate_into(packed[:, :, heads + kv_heads :], dv, cos, sin, 0)
         return packed
     return torch.cat((rotate(dq, cos, -sin), rotate(dk, cos, -sin), dv), dim=2)
 
 
-@turn_heads_backward.register_fake
+@rotate_heads_backward.register_fake
 def _(dq: Tensor, dk: Tensor, dv: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     batch, length, heads, dim = dq.shape
     return dq.new_empty((batch, length, heads + 2 * dk.shape[2], dim))
 
 
 class _ProjectHeads(torch.autograd.Function):
-    """Written out because automatic backward pads and adds three large tensors where one pass will do."""
+    """Projection and rotation. Automatic backward would pad and add three large tensors where one pass will do."""
 
     @staticmethod
     def forward(
@@ -108,16 +108,16 @@ class _ProjectHeads(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor, Tensor]:
         cast = weight.to(x.dtype)
         packed = (x @ cast.T).unflatten(-1, (heads + 2 * kv_heads, -1))
-        turned = heads + kv_heads
-        turn_heads_(packed, cos, sin, turned)
+        rotated = heads + kv_heads
+        rotate_heads_(packed, cos, sin, rotated)
         ctx.save_for_backward(x, cast, cos, sin)
         ctx.weight_dtype = weight.dtype
-        return packed[:, :, :heads], packed[:, :, heads:turned], packed[:, :, turned:]
+        return packed[:, :, :heads], packed[:, :, heads:rotated], packed[:, :, rotated:]
 
     @staticmethod
     def backward(ctx: Any, dq: Tensor, dk: Tensor, dv: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, cos, sin = ctx.saved_tensors
-        packed = turn_heads_backward(dq, dk, dv, cos, sin).flatten(2)
+        packed = rotate_heads_backward(dq, dk, dv, cos, sin).flatten(2)
         weight_grad = packed.flatten(0, 1).T @ x.flatten(0, 1)
         return packed @ weight, weight_grad.to(ctx.weight_dtype), None, None, None, None
 
@@ -125,7 +125,7 @@ class _ProjectHeads(torch.autograd.Function):
 def project_heads(
     x: Tensor, weight: Tensor, cos: Tensor, sin: Tensor, heads: int, kv_heads: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries and keys, turned to their positions, and values, (B, T, their heads, dim), of x (B, T, d).
+    """Rotated queries and keys, and values, (B, T, their heads, dim), of x (B, T, d).
 
     The rows of `weight` are ordered queries, keys, values, head by head; computed in the dtype of x.
     """
@@ -146,16 +146,16 @@ def _add_norm(
 
         return add_norm_kernel(x, branch, second, weight, eps, dtype)
     total = x + branch if second is None else x + branch + second
-    wide = total.to(wide_dtype(x.dtype))
-    scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
-    return total, (wide * scale * weight).to(dtype), scale[:, 0]
+    precise = total.to(accum_dtype(x.dtype))
+    scale = torch.rsqrt(precise.square().mean(-1, keepdim=True) + eps)
+    return total, (precise * scale * weight).to(dtype), scale[:, 0]
 
 
 @_add_norm.register_fake
 def _(
     x: Tensor, branch: Tensor, second: Tensor | None, weight: Tensor, eps: float, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor]:
-    return torch.empty_like(x), torch.empty_like(x, dtype=dtype), x.new_empty(x.shape[0], dtype=wide_dtype(x.dtype))
+    return torch.empty_like(x), torch.empty_like(x, dtype=dtype), x.new_empty(x.shape[0], dtype=accum_dtype(x.dtype))
 
 
 @operator("add_norm_backward")
@@ -184,7 +184,7 @@ def _(
 
 
 class _AddNorm(torch.autograd.Function):
-    """One pass over the residual stream each way, where sum, norm and casts would take several."""
+    """Sum and norm in one pass over the residual stream each way, where sum, norm and casts would take several."""
 
     @staticmethod
     def forward(
@@ -226,11 +226,11 @@ def swiglu_backward(gate_up: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
         from meristem.model.triton_kernels import swiglu_backward_kernel
 
         return swiglu_backward_kernel(gate_up, grad)
-    wide = wide_dtype(gate_up.dtype)
-    gate, up = gate_up.to(wide).chunk(2, dim=-1)
+    accum = accum_dtype(gate_up.dtype)
+    gate, up = gate_up.to(accum).chunk(2, dim=-1)
     sigmoid = torch.sigmoid(gate)
     active = gate * sigmoid
-    dy = grad.to(wide)
+    dy = grad.to(accum)
     gate_grad = dy * up * sigmoid * (1 + gate * (1 - sigmoid))
     return torch.cat((gate_grad, dy * active), dim=-1).to(gate_up.dtype), (active * up).to(gate_up.dtype)
 

@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear, pad
 
-from meristem.model.fused import rotate, turn_heads_
-from meristem.model.operators import operator, product_dtype, use_triton, wide_dtype
+from meristem.model.fused import rotate, rotate_heads_
+from meristem.model.operators import accum_dtype, operator, product_dtype, use_triton
 
 # --- weights of a few heads -----------------------------------------------------------------------------------------
 
 
-class _TakeHeads(torch.autograd.Function):
-    """In backward each head looks up who took it: that is one sum with its other gradient, without zeros to add to."""
+class _GatherHeads(torch.autograd.Function):
+    """Backward lets each head look up where it went: one sum with its other gradient, without zeros to add to."""
 
     @staticmethod
     def forward(ctx: Any, weight: Tensor, dim: int, heads: Tensor, takers: Tensor) -> Tensor:
@@ -35,13 +35,14 @@ class _TakeHeads(torch.autograd.Function):
         return functools.reduce(torch.add, parts), None, None, None
 
 
-def take_heads(weight: Tensor, dim: int, heads: Tensor, takers: Tensor) -> Tensor:
-    """The given heads of a weight, which lie along `dim`; `takers` (all heads, most times a head is taken).
+def gather_heads(weight: Tensor, dim: int, heads: Tensor, takers: Tensor) -> Tensor:
+    """Gather the given heads of a weight, in which heads lie along `dim`.
 
-    That has the places of each head in `heads`, and -1 where it is taken less often.
+    `takers` (all heads, most times a head is gathered) has the places of each head in `heads`, and -1 where it is
+    gathered less often.
     """
-    taken: Tensor = _TakeHeads.apply(weight, dim, heads, takers)
-    return taken
+    gathered: Tensor = _GatherHeads.apply(weight, dim, heads, takers)
+    return gathered
 
 
 # --- residual sum, norm and projection of a few heads ---------------------------------------------------------------
@@ -59,35 +60,35 @@ def _add_unit(x: Tensor, branch: Tensor, eps: float, dtype: torch.dtype) -> tupl
         from meristem.model.triton_loops import add_unit_kernel
 
         return add_unit_kernel(x, branch, eps, dtype)
-    wide = (x + branch).to(wide_dtype(x.dtype))
-    scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
-    return (wide * scale).to(dtype), scale[:, 0]
+    precise = (x + branch).to(accum_dtype(x.dtype))
+    scale = torch.rsqrt(precise.square().mean(-1, keepdim=True) + eps)
+    return (precise * scale).to(dtype), scale[:, 0]
 
 
 @_add_unit.register_fake
 def _(x: Tensor, branch: Tensor, eps: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(x, dtype=dtype), x.new_empty(x.shape[0], dtype=wide_dtype(x.dtype))
+    return torch.empty_like(x, dtype=dtype), x.new_empty(x.shape[0], dtype=accum_dtype(x.dtype))
 
 
-@operator("unturn")
-def _unturn(
+@operator("unrotate")
+def _unrotate(
     dq: Tensor, dk: Tensor, dv: Tensor, packed: Tensor, scale: Tensor, cos: Tensor, sin: Tensor, width: int,
     packed_grad: Tensor | None, scale_grad: Tensor | None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Gradient of packed (N, 3 or 4 heads, e) before its heads were turned, from those (B, T, heads, e) of its parts.
+    """Gradient of packed (N, 3 or 4 heads, e) before its heads were rotated, from those (B, T, heads, e) of its parts.
 
     And the factor (N,) of the normed row in what comes back through the norm, whose own factors are `scale` (N,). If
     packed and scale were used as such too, they have gradients of their own, of the same shapes.
     """
     if use_triton(dq):
-        from meristem.model.triton_loops import unturn_kernel
+        from meristem.model.triton_loops import unrotate_kernel
 
-        return unturn_kernel(dq, dk, dv, packed, scale, cos, sin, width, packed_grad, scale_grad)
-    heads, wide = dq.shape[2], scale.dtype
+        return unrotate_kernel(dq, dk, dv, packed, scale, cos, sin, width, packed_grad, scale_grad)
+    heads, accum = dq.shape[2], scale.dtype
     arriving = torch.cat((dq, dk, dv), dim=2).flatten(0, 1)
     if packed_grad is not None:
-        arriving = packed_grad.to(wide) + pad(arriving, (0, 0, 0, packed.shape[1] - arriving.shape[1]))
-    inner = (arriving.to(wide) * packed.to(wide)).sum((1, 2))  # turning leaves inner products as they are
+        arriving = packed_grad.to(accum) + pad(arriving, (0, 0, 0, packed.shape[1] - arriving.shape[1]))
+    inner = (arriving.to(accum) * packed.to(accum)).sum((1, 2))  # rotation leaves inner products as they are
     if scale_grad is not None:
         inner = inner + scale_grad * scale
     whole = arriving.unflatten(0, dq.shape[:2])
@@ -95,7 +96,7 @@ def _unturn(
     return back.flatten(0, 1).to(packed.dtype), inner * scale / width
 
 
-@_unturn.register_fake
+@_unrotate.register_fake
 def _(
     dq: Tensor, dk: Tensor, dv: Tensor, packed: Tensor, scale: Tensor, cos: Tensor, sin: Tensor, width: int,
     packed_grad: Tensor | None, scale_grad: Tensor | None,
@@ -112,7 +113,7 @@ class _NormProjectHeads(torch.autograd.Function):
         cast = weight.to(dtype)
         unit, scale = _add_unit(x.flatten(0, -2), branch.flatten(0, -2), eps, dtype)
         packed = (unit @ cast.T).unflatten(-1, (-1, cos.shape[-1])).unflatten(0, x.shape[:-1])
-        turn_heads_(packed, cos, sin, 2 * heads)
+        rotate_heads_(packed, cos, sin, 2 * heads)
         ctx.save_for_backward(unit, packed, scale, cast, cos, sin)
         ctx.branch_dtype, ctx.weight_dtype = branch.dtype, weight.dtype
         parts = (x, packed[:, :, :heads], packed[:, :, heads : 2 * heads], packed[:, :, 2 * heads : 3 * heads])
@@ -126,7 +127,7 @@ class _NormProjectHeads(torch.autograd.Function):
         unit, packed, scale, weight, cos, sin = ctx.saved_tensors
         shape = total_grad.shape
         own = (None if grad is None else grad.flatten(0, 1) for grad in (packed_grad, scale_grad))
-        heads_grad, inner = _unturn(dq, dk, dv, packed.flatten(0, 1), scale, cos, sin, shape[-1], *own)
+        heads_grad, inner = _unrotate(dq, dk, dv, packed.flatten(0, 1), scale, cos, sin, shape[-1], *own)
         rows = heads_grad.flatten(1)
         # The compiler makes one pass of this sum and its rounding. Triton kernels that formed the product as well, so
         # that it need not go through memory, were no faster than this (results/2026-11-15-growth-cost-narrow).
@@ -165,20 +166,20 @@ def _follow(
 ) -> tuple[Tensor, Tensor]:
     """Queries, keys and values (B, T, 3 heads, e) after a change, and the old norm over the new one (B, T).
 
-    `packed` (B, T, 4 heads, e) are those before, in which queries and keys are turned, and x O^T; `change`, of the same
-    shape but not turned, is s O V, to be multiplied by `scale` (B, T); `read` (B, T, heads, e) is s.
+    `packed` (B, T, 4 heads, e) are those before, in which queries and keys are rotated, and x O^T; `change`, of the
+    same shape but not rotated, is s O V, to be multiplied by `scale` (B, T); `read` (B, T, heads, e) is s.
     """
     if use_triton(packed):
         from meristem.model.triton_loops import follow_kernel
 
         return follow_kernel(packed, change, read, scale, cos, sin, eps, width)
-    heads, wide = read.shape[2], scale.dtype
+    heads, accum = read.shape[2], scale.dtype
     factor = scale[..., None, None]
-    step = change.to(wide) * factor
+    step = change.to(accum) * factor
     qkv = packed[:, :, : 3 * heads] + torch.cat(
         (rotate(step[:, :, : 2 * heads], cos, sin), step[:, :, 2 * heads : 3 * heads]), dim=2
     )
-    growth = (read.to(wide) * (2 * packed[:, :, 3 * heads :].to(wide) + step[:, :, 3 * heads :])).sum((2, 3))
+    growth = (read.to(accum) * (2 * packed[:, :, 3 * heads :].to(accum) + step[:, :, 3 * heads :])).sum((2, 3))
     square = 1 + scale * growth / width
     inverse = torch.maximum(square, eps * scale.square()).rsqrt()  # rounding may not make it negative
     return (qkv * inverse[..., None, None]).to(packed.dtype), inverse
@@ -202,16 +203,16 @@ def _follow_backward(
         from meristem.model.triton_loops import follow_backward_kernel
 
         return follow_backward_kernel(dq, dk, dv, result, inverse, packed, change, read, scale, cos, sin, width)
-    heads, wide = read.shape[2], scale.dtype
-    arriving = torch.cat((dq, dk, dv), dim=2).to(wide)
-    square_grad = -0.5 * inverse.square() * (arriving * result.to(wide)).sum((2, 3))
+    heads, accum = read.shape[2], scale.dtype
+    arriving = torch.cat((dq, dk, dv), dim=2).to(accum)
+    square_grad = -0.5 * inverse.square() * (arriving * result.to(accum)).sum((2, 3))
     qkv_grad = arriving * inverse[..., None, None]
     back = torch.cat((rotate(qkv_grad[:, :, : 2 * heads], cos, -sin), qkv_grad[:, :, 2 * heads :]), dim=2)
-    s, factor = read.to(wide), scale[..., None, None]
+    s, factor = read.to(accum), scale[..., None, None]
     slope = (square_grad * scale / width)[..., None, None]
-    sight = 2 * packed[:, :, 3 * heads :].to(wide) + change[:, :, 3 * heads :].to(wide) * factor
+    sight = 2 * packed[:, :, 3 * heads :].to(accum) + change[:, :, 3 * heads :].to(accum) * factor
     change_grad = torch.cat((back, slope * s), dim=2)  # of what is multiplied by scale
-    scale_grad = (change_grad * change.to(wide)).sum((2, 3)) + square_grad / width * (s * sight).sum((2, 3))
+    scale_grad = (change_grad * change.to(accum)).sum((2, 3)) + square_grad / width * (s * sight).sum((2, 3))
     return (
         torch.cat((qkv_grad, 2 * slope * s), dim=2).to(packed.dtype),
         (change_grad * factor).to(change.dtype),
@@ -279,9 +280,9 @@ def gated(x: Tensor, gates: Tensor | None) -> Tensor:
 
 
 class _GatedLinear(torch.autograd.Function):
-    """In backward the gates meet nothing larger than the weight.
+    """A product of gated heads, in whose backward the gates meet nothing larger than the weight.
 
-    In forward they do: a layer with more passes adds up what was read, and a birth may not change a bit.
+    In its forward they do: a layer with more passes adds up what was read, and a birth may not change a bit.
     """
 
     @staticmethod

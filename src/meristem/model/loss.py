@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from meristem.model.fused import IGNORE, cross_entropy_
-from meristem.model.operators import product_dtype
+from meristem.model.operators import accum_dtype, product_dtype
 from meristem.plan import LOSS_CHUNK
 
 
@@ -48,8 +48,8 @@ def _chunked(
     hidden: Tensor, weight: Tensor, targets: Tensor, rows: int, dtype: torch.dtype, by_hidden: bool, by_weight: bool
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Loss, and its gradients by hidden and weight if they are wanted."""
-    wide = torch.float64 if dtype == torch.float64 else torch.float32
-    scale = 1 / (targets != IGNORE).sum().clamp(min=1).to(wide)
+    accum = accum_dtype(dtype)
+    scale = 1 / (targets != IGNORE).sum().clamp(min=1).to(accum)
     cast_hidden, cast_weight = hidden.to(dtype), weight.to(dtype)
     losses: list[Tensor] = []
     hidden_grads: list[Tensor] = []
@@ -62,7 +62,7 @@ def _chunked(
         if by_hidden:
             hidden_grads.append(logits @ cast_weight)
         if by_weight:
-            part = (logits.T @ h).to(wide)
+            part = (logits.T @ h).to(accum)
             weight_grad = part if weight_grad is None else weight_grad + part
     return (
         torch.cat(losses).sum() * scale,

@@ -63,6 +63,6 @@ def product_dtype(x: Tensor) -> torch.dtype:
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
 
 
-def wide_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The precision of sums: float32, or float64 for float64."""
+def accum_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype that sums accumulate in: float32, or float64 for float64."""
     return torch.float64 if dtype == torch.float64 else torch.float32

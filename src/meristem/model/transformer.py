@@ -13,15 +13,16 @@ import torch
 from torch import Tensor, nn
 
 from meristem.errors import InputError
+from meristem.model.attention import View
 from meristem.model.backends import choose_backends
 from meristem.model.block import INIT_STD, Block, Norm, Pass, PassWatch, draw_normal
-from meristem.model.cache import KVCache
+from meristem.model.cache import CacheSlot, KVCache
 from meristem.model.rotary import RotaryPair, RotaryTables
 from meristem.plan import LayerPlan, Plan
 
 
 class Output(NamedTuple):
-    """`loss` when labels were given, `logits` when they were not."""
+    """What a model returns: the `loss` when targets were given, `logits` when they were not."""
 
     loss: Tensor | None
     logits: Tensor | None
@@ -35,8 +36,11 @@ def _enter(embedding: nn.Embedding, tokens: Tensor) -> tuple[Tensor, Tensor]:
     return x, torch.zeros_like(x)  # nothing has been computed yet
 
 
-def _block(block: Block, *stream: Any, **view: Any) -> tuple[Tensor, Tensor]:
-    return cast("tuple[Tensor, Tensor]", block(*stream, **view))
+def _block(
+    block: Block, x: Tensor, branch: Tensor, rope: RotaryPair, gates: Tensor | None, view: View,
+    slots: Sequence[CacheSlot] | None, watch: PassWatch | None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    return cast("tuple[Tensor, Tensor]", block(x, branch, rope, gates, view, slots, watch))
 
 
 def _leave(end: Callable[..., Tensor], *parts: Any) -> Tensor:
@@ -55,12 +59,12 @@ class Regions:
     leave: Callable[..., Tensor] = _leave  # called with the loss of the model at hand, and what that takes
 
     def mapped(self, change: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Regions:
-        """Each part changed in the same way."""
+        """The regions with each part changed in the same way."""
         return Regions(change(self.enter), change(self.block), change(self.leave))
 
 
 class Transformer(nn.Module):
-    """Embedding, blocks and last norm of `plan`. What comes after, a kind of model adds: `loss`, `scores`, `allowed`.
+    """Embedding, blocks and last norm of `plan`; each kind of model adds its `loss`, `logits` and `attention_mask`.
 
     Two plans with equal shapes, such as Prism and its uniform twin, get bit-equal weights from one seed.
     """
@@ -85,34 +89,34 @@ class Transformer(nn.Module):
     def forward(
         self,
         tokens: Tensor,
-        labels: Tensor | None = None,
+        targets: Tensor | None = None,
         regions: Regions = Regions(),  # noqa: B008  (immutable)
     ) -> Output:
-        """The mean loss of tokens (B, T) if there are labels, their scores if not."""
-        if labels is None:
-            return Output(None, self.scores(tokens))
-        return Output(self.loss(tokens, labels, regions), None)
+        """The mean loss of tokens (B, T) if there are targets, their logits if not."""
+        if targets is None:
+            return Output(None, self.logits(tokens))
+        return Output(self.loss(tokens, targets, regions), None)
 
     def loss(
         self,
         tokens: Tensor,
-        labels: Tensor,
+        targets: Tensor,
         regions: Regions = Regions(),  # noqa: B008  (immutable)
         watch: Watch | None = None,
     ) -> Tensor:
         """The mean loss, a scalar; `watch` is shown every attention pass."""
         raise NotImplementedError
 
-    def scores(self, tokens: Tensor) -> Tensor:
-        """What the model says about tokens (B, T), as logits."""
+    def logits(self, tokens: Tensor) -> Tensor:
+        """The logits that the model gives tokens (B, T)."""
         raise NotImplementedError
 
-    def allowed(self, tokens: Tensor) -> Tensor:
+    def attention_mask(self, tokens: Tensor) -> Tensor:
         """Which tokens (columns) each token (row) may look at: boolean, (T, T) or (B, T, T)."""
         raise NotImplementedError
 
-    def angles(self, head_dim: int) -> RotaryPair:
-        """The turn of heads of so many dims at every position, each (T, 1, dim)."""
+    def rope(self, head_dim: int) -> RotaryPair:
+        """The rotation of heads of so many dims at every position: cosines and sines, each (T, 1, dim)."""
         return self.rotary.pair(head_dim, slice(None))
 
     # --- structure and weights --------------------------------------------------------------------------------------
@@ -191,31 +195,37 @@ class Transformer(nn.Module):
 
     # --- the way through the blocks ---------------------------------------------------------------------------------
 
-    def walk(
+    def stream(
         self,
         tokens: Tensor,
-        positions: slice | Tensor,
-        regions: Regions,
-        watch: Watch | None,
+        view: View = View(),  # noqa: B008  (immutable)
+        positions: Tensor | None = None,
         cache: KVCache | None = None,
-        **view: Any,
+        *,
+        regions: Regions = Regions(),  # noqa: B008  (immutable)
+        watch: Watch | None = None,
     ) -> tuple[Tensor, Tensor]:
         """The residual stream of tokens (B, T) after the last block, and that block's output, which is not added yet.
 
-        `positions` are rows of the rotary tables; `view` says what the tokens may see (see `Attention.mix`).
+        `view` says what the tokens may see; they follow what the cache holds, and have `positions` (B, T) of their own
+        where rows do not begin at 0.
         """
+        start, stop = view.start, view.start + tokens.shape[1]
+        limit = self.plan.context if cache is None else cache.capacity
+        if stop > limit:
+            raise InputError("tokens", stop, f"positions are more than the {limit} there are")
+        places = slice(start, stop) if positions is None else positions
         gates = self.gates
         x, branch = regions.enter(self.embedding, tokens)
         for index, (block, layer) in enumerate(zip(self.stack, self.plan.layers, strict=True)):
-            rotary = self.rotary.pair(layer.head_dim, positions)
+            rope = self.rotary.pair(layer.head_dim, places)
             strengths = gates[index, :, : len(layer.loop.heads)] if gates is not None and layer.loop else None
             for repeat in range(1 + layer.repeats):
-                x, branch = regions.block(
-                    block, x, branch, rotary, strengths,
-                    slots=None if cache is None else cache.layers[index][repeat:],
-                    watch=None if watch is None else _numbered(watch, index, repeat),
-                    **view,
-                )  # fmt: skip
+                slots = None if cache is None else cache.layers[index][repeat:]
+                shown = None if watch is None else _numbered(watch, index, repeat)
+                x, branch = regions.block(block, x, branch, rope, strengths, view, slots, shown)
+        if cache is not None:
+            cache.length = stop
         return x, branch
 
     def with_idle_gates(self, loss: Tensor) -> Tensor:

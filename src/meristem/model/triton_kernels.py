@@ -107,7 +107,7 @@ def side_by_side(m, j, by_token, HALF: tl.constexpr):  # type: ignore[no-untyped
 
 
 @triton.jit
-def angles(cos, sin, m, j, positions, inside, HALF: tl.constexpr):  # type: ignore[no-untyped-def]
+def load_rope(cos, sin, m, j, positions, inside, HALF: tl.constexpr):  # type: ignore[no-untyped-def]
     at = (m % positions)[:, None] * (2 * HALF) + (j % HALF)[None, :]
     return tl.load(cos + at, mask=inside, other=0.0), tl.load(sin + at + HALF, mask=inside, other=0.0)
 
@@ -126,21 +126,21 @@ def store_pair(at, x, y, inside, HALF: tl.constexpr):  # type: ignore[no-untyped
 
 
 @triton.jit
-def _turn(  # type: ignore[no-untyped-def]
+def _rotate(  # type: ignore[no-untyped-def]
     source, result, cos, sin, rows, length, positions, source_batch, source_token, source_head, result_token,
     HEADS: tl.constexpr, HALF: tl.constexpr, SIGN: tl.constexpr, PART: tl.constexpr, BLOCK_M: tl.constexpr,
 ):  # fmt: skip
     m, j, inside = tile_of(rows, HEADS, HALF, PART, BLOCK_M)
     x, y = load_pair(strided(source, m, j, length, source_batch, source_token, source_head, HALF), inside, HALF)
     if SIGN != 0:
-        c, s = angles(cos, sin, m, j, positions, inside, HALF)
+        c, s = load_rope(cos, sin, m, j, positions, inside, HALF)
         s = s * SIGN
         x, y = x * c - y * s, y * c + x * s
     store_pair(result + side_by_side(m, j, result_token, HALF), x, y, inside, HALF)
 
 
-def turn_into(result: Tensor, source: Tensor, cos: Tensor, sin: Tensor, sign: int) -> None:
-    """Write source (B, T, heads, dim), turned by `sign` times its angles, into the first heads of a packed result.
+def rotate_into(result: Tensor, source: Tensor, cos: Tensor, sin: Tensor, sign: int) -> None:
+    """Write source (B, T, heads, dim), rotated by `sign` times its angles, into the first heads of a packed result.
 
     The two may be the same memory: every program reads its elements before it writes them.
     """
@@ -150,7 +150,7 @@ def turn_into(result: Tensor, source: Tensor, cos: Tensor, sin: Tensor, sign: in
     assert result.stride(0) == length * result.stride(1)
     assert result.stride(2) == dim
     part, block = tile_shape(heads * dim // 2)
-    _turn[(triton.cdiv(batch * length, block),)](
+    _rotate[(triton.cdiv(batch * length, block),)](
         source, result, cos.contiguous(), sin.contiguous(), batch * length, length, cos.numel() // dim,
         *source.stride()[:3], result.stride(1),
         HEADS=heads, HALF=dim // 2, SIGN=sign, PART=part, BLOCK_M=block, num_warps=4,

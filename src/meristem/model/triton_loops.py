@@ -8,8 +8,8 @@ import triton.language as tl
 from torch import Tensor
 
 from meristem.model.triton_kernels import (
-    angles,
     load_pair,
+    load_rope,
     side_by_side,
     store_pair,
     strided,
@@ -44,27 +44,27 @@ def add_unit_kernel(x: Tensor, branch: Tensor, eps: float, dtype: torch.dtype) -
 
 
 @triton.jit
-def _unturn(  # type: ignore[no-untyped-def]
+def _unrotate(  # type: ignore[no-untyped-def]
     dq, dk, dv, packed, scale, cos, sin, packed_grad, scale_grad, result, inner, rows, length, positions, width,
     q_batch, q_token, q_head, k_batch, k_token, k_head, v_batch, v_token, v_head,
     HEADS: tl.constexpr, HALF: tl.constexpr, FOUR: tl.constexpr, PART: tl.constexpr, BLOCK_M: tl.constexpr,
 ):  # fmt: skip
     # With FOUR there is a fourth part, and a gradient of all.
     m, j, inside = tile_of(rows, HEADS, HALF, PART, BLOCK_M)
-    c, s = angles(cos, sin, m, j, positions, inside, HALF)
+    c, s = load_rope(cos, sin, m, j, positions, inside, HALF)
     part: tl.constexpr = HEADS * 2 * HALF
     at = side_by_side(m, j, (4 if FOUR else 3) * part, HALF)
     x, y = load_pair(strided(dq, m, j, length, q_batch, q_token, q_head, HALF), inside, HALF)
-    total = _unturn_part(x, y, packed + at, packed_grad + at, result + at, c, s, inside, HALF, FOUR)
+    total = _unrotate_part(x, y, packed + at, packed_grad + at, result + at, c, s, inside, HALF, FOUR)
     x, y = load_pair(strided(dk, m, j, length, k_batch, k_token, k_head, HALF), inside, HALF)
     at += part
-    total += _unturn_part(x, y, packed + at, packed_grad + at, result + at, c, s, inside, HALF, FOUR)
+    total += _unrotate_part(x, y, packed + at, packed_grad + at, result + at, c, s, inside, HALF, FOUR)
     x, y = load_pair(strided(dv, m, j, length, v_batch, v_token, v_head, HALF), inside, HALF)
     at += part
-    total += _unturn_part(x, y, packed + at, packed_grad + at, result + at, 1.0, 0.0, inside, HALF, FOUR)
+    total += _unrotate_part(x, y, packed + at, packed_grad + at, result + at, 1.0, 0.0, inside, HALF, FOUR)
     if FOUR:
         at += part
-        total += _unturn_part(0.0, 0.0, packed + at, packed_grad + at, result + at, 1.0, 0.0, inside, HALF, FOUR)
+        total += _unrotate_part(0.0, 0.0, packed + at, packed_grad + at, result + at, 1.0, 0.0, inside, HALF, FOUR)
     inverse = tl.load(scale + m, mask=m < rows, other=0.0)
     sums = tl.sum(total, 1)
     if FOUR:
@@ -73,7 +73,7 @@ def _unturn(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _unturn_part(  # type: ignore[no-untyped-def]
+def _unrotate_part(  # type: ignore[no-untyped-def]
     x, y, forward, more, result, c, s, inside, HALF: tl.constexpr, MORE: tl.constexpr
 ):
     if MORE:
@@ -84,7 +84,7 @@ def _unturn_part(  # type: ignore[no-untyped-def]
     return x * first + y * second
 
 
-def unturn_kernel(
+def unrotate_kernel(
     dq: Tensor, dk: Tensor, dv: Tensor, packed: Tensor, scale: Tensor, cos: Tensor, sin: Tensor, width: int,
     packed_grad: Tensor | None, scale_grad: Tensor | None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
@@ -95,7 +95,7 @@ def unturn_kernel(
     assert packed.shape[1] == (4 if four else 3) * heads
     result, inner = torch.empty_like(packed), torch.empty_like(scale)
     part, block = tile_shape(heads * dim // 2, 512 if four else 1024)
-    _unturn[(triton.cdiv(rows, block),)](
+    _unrotate[(triton.cdiv(rows, block),)](
         dq, dk, dv, packed, scale, cos.contiguous(), sin.contiguous(),
         packed if packed_grad is None else packed_grad.contiguous(),
         scale if scale_grad is None else scale_grad.contiguous(), result, inner,
@@ -111,7 +111,7 @@ def _follow(  # type: ignore[no-untyped-def]
     HEADS: tl.constexpr, HALF: tl.constexpr, PART: tl.constexpr, BLOCK_M: tl.constexpr,
 ):  # fmt: skip
     m, j, inside = tile_of(rows, HEADS, HALF, PART, BLOCK_M)
-    c, s = angles(cos, sin, m, j, positions, inside, HALF)
+    c, s = load_rope(cos, sin, m, j, positions, inside, HALF)
     factor = tl.load(scale + m, mask=m < rows, other=1.0)
     part: tl.constexpr = HEADS * 2 * HALF
     at, out = side_by_side(m, j, 4 * part, HALF), side_by_side(m, j, 3 * part, HALF)
@@ -166,7 +166,7 @@ def _follow_backward(  # type: ignore[no-untyped-def]
     HEADS: tl.constexpr, HALF: tl.constexpr, PART: tl.constexpr, BLOCK_M: tl.constexpr,
 ):  # fmt: skip
     m, j, inside = tile_of(rows, HEADS, HALF, PART, BLOCK_M)
-    c, s = angles(cos, sin, m, j, positions, inside, HALF)
+    c, s = load_rope(cos, sin, m, j, positions, inside, HALF)
     factor, ratio = tl.load(scale + m, mask=m < rows, other=0.0), tl.load(inverse + m, mask=m < rows, other=0.0)
     part: tl.constexpr = HEADS * 2 * HALF
     at, out = side_by_side(m, j, 4 * part, HALF), side_by_side(m, j, 3 * part, HALF)

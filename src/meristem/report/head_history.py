@@ -10,10 +10,11 @@ from typing import Any
 
 from meristem.growth.events import expected_heads
 from meristem.growth.wording import MEASURES, describe_growth
+from meristem.report.curves import Curve
 from meristem.wording import counted
 
 Entry = Mapping[str, Any]  # a line of events.jsonl
-Curve = Sequence[tuple[int, float]]
+
 
 CHANGES = ("birth", "removal")  # actions
 
@@ -34,7 +35,7 @@ class DemandPoint:
 class HeadHistory:
     """The heads of every layer at the `start`, the decisions about them, and the training losses, up to `last_step`.
 
-    `decisions` are the lines of events.jsonl that HeadGrowth wrote, whether anything changed or not.
+    `decisions` are the lines of events.jsonl about heads, whether anything changed or not.
     """
 
     start: tuple[int, ...]
@@ -75,7 +76,7 @@ class HeadHistory:
     def readings(self) -> list[list[DemandPoint]]:
         """Of every layer, what was measured at each decision; nothing where births are at random times."""
         names = ("demand", "noise", "threshold")
-        measured = [entry for entry in self.decisions if len(entry["demand"]) == len(self.start)]
+        measured = [entry for entry in self.decisions if len(entry.get("demand", ())) == len(self.start)]
         return [
             [DemandPoint(entry["step"], *(_number(entry[name][layer]) for name in names)) for entry in measured]
             for layer in self.layers
@@ -105,7 +106,7 @@ class HeadHistory:
         text = f"layer {layer}: {counted(self.heads[layer], 'head')} ({', '.join(facts)})"
         if not self.readings[layer]:
             return text
-        last = self.decisions[-1]
+        last = next(entry for entry in reversed(self.decisions) if "demand" in entry)
         return f"{text}; at the end {measured_text(last, layer, self.criterion)}: {last['rules'][layer]}"
 
     def change_text(self, entry: Entry) -> str:
@@ -115,7 +116,7 @@ class HeadHistory:
 def change_text(entry: Entry, criterion: str) -> str:
     """A birth, a removal or a trial in one line, with what it was decided on."""
     text = f"step {entry['step']:,}: {describe_growth(dict(entry))}"
-    if entry["action"] == "birth" and entry["demand"]:
+    if entry["action"] == "birth" and entry.get("demand"):
         return f"{text}; {measured_text(entry, entry['layer'], criterion)}"
     if "loss_with" in entry:
         return f"{text}; loss {_loss_text(entry['loss_with'])} with it, {_loss_text(entry['loss_without'])} without"

@@ -5,31 +5,25 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import replace
+from functools import partial
 from itertools import groupby, pairwise
 
-from meristem.report.figures import LABEL_WIDTH, PLOT_LEFT, PLOT_WIDTH, Frame, heading, looped, step_axis
-from meristem.report.loop_history import History, PassHistory
-from meristem.report.panels import GAP, TOP, badge, caption, shade
-from meristem.report.svg import (
-    BACKGROUND,
-    GRID,
-    INK,
-    MUTED,
-    ORANGE,
-    PURPLE,
-    Box,
-    area,
-    boxes,
-    circle,
-    document,
-    line,
-    nice_ticks,
-    polyline,
-    rect,
-    text,
-    tick_labels,
+from meristem.report.drawing.colours import BACKGROUND, GRID, INK, MUTED, ORANGE, PURPLE, shade
+from meristem.report.drawing.elements import Box, Point, area, badge, boxes, circle, line, polyline, rect, text
+from meristem.report.drawing.frame import (
+    EndLabel,
+    Frame,
+    LegendEntry,
+    caption,
+    end_labels,
+    layer_names,
+    row_caption,
+    shade_bar,
 )
+from meristem.report.drawing.panels import Panel, StepLine, stacked, strong_line_key, with_lines
+from meristem.report.drawing.scales import Scale
+from meristem.report.loop_history import History, PassHistory
+from meristem.report.structure_figure import looped
 from meristem.wording import counted
 
 SHADES, COLUMNS = 32, 175  # of the heat map at most: its columns are then 4 pixels wide
@@ -41,24 +35,18 @@ COST_HEIGHT = 64
 
 def growth_svg(history: History, title: str = "") -> str:
     """A heat map of the layers' entropies with the births in it, the strength of every pass, and the extra FLOPs."""
-    layers = len(history.plan.layers)
-    row = max(13.0, min(30.0, 330 / layers))
-    panels = [Frame(PLOT_LEFT, TOP, PLOT_WIDTH, layers * row, max(1, history.last_step), 0, layers)]
-    parts = [*_heat_map(history, panels[0]), *_loops(history, panels[0])]
+    return stacked(loop_panels(history), history.last_step, title or "Growth", _facts(history))
+
+
+def loop_panels(history: History) -> list[Panel]:
+    """What the picture is stacked of: entropies, and strengths and costs where there are any."""
+    panels = [_entropy_panel(history)]
     if history.passes:
-        panels.append(replace(panels[0], top=panels[-1].bottom + GAP, height=_lanes_height(history.passes)))
-        parts += _lanes(history, panels[-1])
-    most = 100 * max(extra for _, extra in history.cost)
-    if most > 0:
-        panels.append(replace(panels[0], top=panels[-1].bottom + GAP, height=COST_HEIGHT, high=1.2 * most))
-        parts += _cost(history, panels[-1])
-    bottom = panels[-1].bottom
-    parts += step_axis(panels[-1])
-    if history.decisions:
-        parts += _legend(history, bottom + 66)
-    name, width = title or "Growth", PLOT_LEFT + PLOT_WIDTH + LABEL_WIDTH
-    height = bottom + (86 if history.decisions else 58)
-    return document(width, height, name, [*heading(name, _facts(history), width), *parts])
+        panels.append(_strength_panel(history))
+    if any(extra > 0 for _, extra in history.cost):
+        panels.append(_cost_panel(history))
+    ended = [] if history.fixed is None else [StepLine(history.fixed, is_strong=True)]
+    return with_lines(panels, ended)
 
 
 def _facts(history: History) -> str:
@@ -75,25 +63,47 @@ def _facts(history: History) -> str:
     return "; ".join(facts)
 
 
-# --- entropy --------------------------------------------------------------------------------------------------------
+# --- entropy and births ---------------------------------------------------------------------------------------------
+
+
+def _entropy_panel(history: History) -> Panel:
+    """A row for each layer, the deepest on top, as the stream flows upwards; dark where heads look at many tokens."""
+    layers = len(history.plan.layers)
+    row = max(13.0, min(30.0, 330 / layers))
+    return Panel(
+        _entropy_caption(history), layers * row, Scale(0, layers), behind=partial(_heat_map, history),
+        front=partial(_births, history), legend=_meanings(history),
+    )  # fmt: skip
+
+
+def _entropy_caption(history: History) -> str:
+    name = "mean attention entropy of the layer's heads"
+    return name if history.observations else f"{name}, measured at decisions only"
+
+
+def _meanings(history: History) -> list[LegendEntry]:
+    if not history.decisions:
+        return []
+    entries = [
+        LegendEntry("birth of a layer's extra pass", lambda at: badge(at, 1, 7)),
+        LegendEntry("on the shortlist at a decision", lambda at: [_shortlisted(at)]),
+    ]
+    return entries if history.fixed is None else [*entries, LegendEntry("growth has ended", strong_line_key)]
 
 
 def _heat_map(history: History, frame: Frame) -> list[str]:
-    """A row for each layer, the deepest on top, as the stream flows upwards; dark where heads look at many tokens."""
-    columns = _columns(history, frame)
+    columns, layers = _columns(history, frame), len(history.plan.layers)
     low, high = 0.0, 1.0  # the same for all runs, so that they can be compared
-    row = frame.height / frame.high
+    height = frame.height / layers - 1
     cells: dict[int, list[Box]] = defaultdict(list)
-    parts = [caption(frame, "layer", left=True), caption(frame, _entropy_caption(history))]
-    for layer in range(len(history.plan.layers)):
+    rows = []
+    for layer in range(layers):
         y = frame.y(layer + 1)
-        label = (frame.left - 10, y + row / 2)
-        parts.append(text(label, f"{layer}", size=min(12, row - 2), colour=MUTED, anchor="end"))
-        parts.append(rect(frame.left, y, frame.width, row - 1, GRID))
+        rows.append(rect(frame.left, y, frame.width, height, GRID))
         for level, left, right in _runs([(_level(values[layer], low, high), a, b) for a, b, values in columns]):
-            cells[level].append((left, y, right - left, row - 1))
-    parts += [boxes(where, shade(level / SHADES)) for level, where in sorted(cells.items())]
-    return parts + _scale(frame, low, high)
+            cells[level].append((left, y, right - left, height))
+    rows += [boxes(where, shade(level / SHADES)) for level, where in sorted(cells.items())]
+    return [*layer_names(frame, layers), *shade_bar(frame, low, high, SHADES), *rows, *_loops(history, frame)]
 
 
 def _level(value: float, low: float, high: float) -> int | None:
@@ -126,119 +136,97 @@ def _columns(history: History, frame: Frame) -> list[tuple[float, float, list[fl
     ]
 
 
-def _entropy_caption(history: History) -> str:
-    name = "mean attention entropy of the layer's heads"
-    return name if history.observations else f"{name}, measured at decisions only"
-
-
-def _scale(frame: Frame, low: float, high: float) -> list[str]:
-    """Which shade is which entropy."""
-    width, y = 96, frame.top - 14
-    left, pitch = frame.right - width - 24, width / SHADES
-    return [
-        text((left - 6, y), f"{low:.1f}", size=11, colour=MUTED, anchor="end"),
-        *(boxes([(left + i * pitch, y - 5, pitch, 10)], shade(i / (SHADES - 1))) for i in range(SHADES)),
-        text((left + width + 6, y), f"{high:.1f}", size=11, colour=MUTED),
-    ]
-
-
-# --- births ---------------------------------------------------------------------------------------------------------
-
-
 def _loops(history: History, frame: Frame) -> list[str]:
-    """Every birth where it happened, with its number, and a line from there to the name of what is run again."""
-    row = frame.height / frame.high
-    lines, births, names = [], [], []
+    """A line along every layer that is run again, from the first birth on, and the name of what is run again."""
+    lines, names = [], []
     for index, layer in enumerate(history.structure(history.last_step).layers):
         if layer.loop is None and not layer.repeats:
             continue
-        y = frame.y(index + 0.5)
-        born = [frame.x(one.birth) for one in history.passes if one.layer == index and one.birth > 0]
+        y, born = frame.y(index + 0.5), _born(history, frame, index)
         start = born[0] if born else frame.left  # what is there from the start was not born
         lines += [line((start, y), (frame.right, y), colour, width) for colour, width in ((BACKGROUND, 4), (ORANGE, 2))]
-        radius = max(2.5, min(8.0, 0.46 * row, *(0.48 * (b - a) for a, b in pairwise(born))))
-        births += [part for number, x in enumerate(born, 1) for part in badge((x, y), number, radius)]
-        names.append(text((frame.right + 12, y), looped(layer), size=min(12, row - 2), colour=ORANGE, bold=True))
-    if names:
-        names.append(caption(frame, "run again", right=True))
-    shortlists = [
-        circle((frame.x(decision["step"]), frame.y(layer + 0.5)), 2.6, BACKGROUND, INK)
+        size = min(12, frame.height / len(history.plan.layers) - 2)
+        names.append(text((frame.end(), y), looped(layer), size=size, colour=ORANGE, bold=True))
+    return [*lines, *names, caption(frame, "run again", frame.end())] if names else []
+
+
+def _born(history: History, frame: Frame, layer: int) -> list[float]:
+    """Where the passes of a layer were born, from left to right."""
+    return [frame.x(one.birth) for one in history.passes if one.layer == layer and one.birth > 0]
+
+
+def _births(history: History, frame: Frame) -> list[str]:
+    """Every birth where it happened, with its number, and the layers that were on a shortlist but not chosen."""
+    parts = [
+        _shortlisted((frame.x(decision["step"]), frame.y(layer + 0.5)))
         for decision in history.decisions
         for layer in decision["shortlist"]
         if layer != decision["layer"]
     ]
-    return [*lines, *_fixed(history, frame), *shortlists, *births, *names]
-
-
-def _fixed(history: History, frame: Frame) -> list[str]:
-    """A line where growth ended."""
-    if history.fixed is None:
-        return []
-    top, bottom = ((frame.x(history.fixed), y) for y in (frame.top - 4, frame.bottom + 4))
-    return [line(top, bottom, BACKGROUND, 3), line(top, bottom, INK, 1.5, dash="5 3")]
-
-
-def _legend(history: History, y: float) -> list[str]:
-    x = PLOT_LEFT + 8
-    parts = [
-        *badge((x, y), 1, 7),
-        text((x + 14, y), "birth of a layer's extra pass", size=11),
-        circle((x + 230, y), 2.6, BACKGROUND, INK),
-        text((x + 240, y), "on the shortlist at a decision", size=11),
-    ]
-    if history.fixed is not None:
-        parts.append(line((x + 460, y - 8), (x + 460, y + 8), INK, 1.5, dash="5 3"))
-        parts.append(text((x + 470, y), "growth has ended", size=11))
+    layers = len(history.plan.layers)
+    for layer in range(layers):
+        born = _born(history, frame, layer)
+        radius = max(2.5, min(8.0, 0.46 * frame.height / layers, *(0.48 * (b - a) for a, b in pairwise(born))))
+        for number, x in enumerate(born, 1):
+            parts += badge((x, frame.y(layer + 0.5)), number, radius)
     return parts
+
+
+def _shortlisted(at: Point) -> str:
+    return circle(at, 2.6, BACKGROUND, INK)
 
 
 # --- strengths and costs --------------------------------------------------------------------------------------------
 
 
-def _lanes_height(passes: Sequence[PassHistory]) -> float:
-    layers = len({one.layer for one in passes})
-    return len(passes) * (LANE + LANE_GAP) - LANE_GAP + (layers - 1) * LAYER_GAP
-
-
-def _lanes(history: History, frame: Frame) -> list[str]:
+def _strength_panel(history: History) -> Panel:
     """A bar for each pass from its birth on, filled as far as the pass is strong."""
     fading = history.policy is not None and history.policy.birth == "paper"
-    content = "strength of each pass (a full bar is 1)" + ("; heads that are not chosen fade first" if fading else "")
-    parts = [caption(frame, "layer", left=True), caption(frame, content), caption(frame, "at the end", right=True)]
-    top = frame.top
-    for layer, group in groupby(history.passes, key=lambda one: one.layer):
-        parts.append(text((frame.left - 22, top + LANE / 2), f"{layer}", size=11, colour=MUTED, anchor="end"))
+    name = "strength of each pass (a full bar is 1)" + ("; heads that are not chosen fade first" if fading else "")
+    layers = len({one.layer for one in history.passes})
+    height = len(history.passes) * (LANE + LANE_GAP) - LANE_GAP + (layers - 1) * LAYER_GAP
+    downwards = Scale(height, 0)  # in pixels
+    return Panel(name, height, downwards, behind=partial(_lanes, history.passes))
+
+
+def _lanes(passes: Sequence[PassHistory], frame: Frame) -> list[str]:
+    parts = [row_caption(frame, "layer"), caption(frame, "at the end", frame.end())]
+    top = 0  # of the next bar
+    for layer, group in groupby(passes, key=lambda one: one.layer):
+        parts.append(text((frame.left - 22, frame.y(top + LANE / 2)), f"{layer}", size=11, colour=MUTED, anchor="end"))
         for one in group:
-            middle, bottom, birth = top + LANE / 2, top + LANE, frame.x(one.birth)
-            points = [(frame.x(step), bottom - LANE * min(1.0, max(0.0, value))) for step, value in one.strength]
-            points = list({x // 2: (x, y) for x, y in points}.values())  # one in two pixels is enough
-            parts += [
-                line((frame.left, middle), (birth, middle), GRID),
-                rect(birth, top, frame.right - birth, LANE, PALE),
-                area(points, bottom, ORANGE),
-                *badge((birth - 9, middle), one.number, LANE / 2),
-                text((frame.right + 12, middle), f"{one.strength[-1][1]:.2f}", size=10.5),
-            ]
+            parts += _lane(one, frame, frame.y(top))
             top += LANE + LANE_GAP
         top += LAYER_GAP
-    return parts + _fixed(history, frame)
+    return parts
+
+
+def _lane(one: PassHistory, frame: Frame, top: float) -> list[str]:
+    middle, bottom, birth = top + LANE / 2, top + LANE, frame.x(one.birth)
+    points = [(frame.x(step), bottom - LANE * min(1.0, max(0.0, value))) for step, value in one.strength]
+    points = list({x // 2: (x, y) for x, y in points}.values())  # one in two pixels is enough
+    return [
+        line((frame.left, middle), (birth, middle), GRID),
+        rect(birth, top, frame.right - birth, LANE, PALE),
+        area(points, bottom, ORANGE),
+        *badge((birth - 9, middle), one.number, LANE / 2),
+        text((frame.end(), middle), f"{one.strength[-1][1]:.2f}", size=10.5),
+    ]
+
+
+def _cost_panel(history: History) -> Panel:
+    """Extra FLOPs per token, in percent."""
+    most = 100 * max(extra for _, extra in history.cost)
+    name = "extra FLOPs per token, percent"
+    return Panel(name, COST_HEIGHT, Scale(0, 1.2 * most), ticks=3, front=partial(_cost, history))
 
 
 def _cost(history: History, frame: Frame) -> list[str]:
-    """Extra FLOPs per token, in percent, as a staircase."""
-    parts = [caption(frame, "extra FLOPs per token, percent")]
-    ticks = nice_ticks(0, frame.high, 3)
-    for tick, label in zip(ticks, tick_labels(ticks), strict=True):
-        parts.append(line((frame.left, frame.y(tick)), (frame.right, frame.y(tick))))
-        parts.append(text((frame.left - 10, frame.y(tick)), label, size=11, colour=MUTED, anchor="end"))
+    """A staircase."""
     ends = [step for step, _ in history.cost[1:]] + [history.last_step]
     stairs = [
         (step, 100 * extra) for (start, extra), end in zip(history.cost, ends, strict=True) for step in (start, end)
     ]
     last = stairs[-1][1]
-    return [
-        *parts,
-        *_fixed(history, frame),
-        polyline(frame.place(stairs), PURPLE, 2),
-        text((frame.right + 12, frame.y(last)), f"+{last:.1f}%", colour=PURPLE, bold=True),
-    ]
+    label = EndLabel(frame.y(last), f"+{last:.1f}%", PURPLE)
+    return [polyline(frame.place(stairs), PURPLE, 2), *end_labels(frame, [label])]

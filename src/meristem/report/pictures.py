@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 
 from meristem.growth.wording import describe_growth, describe_structure
 from meristem.plan import Plan
-from meristem.report.figures import even_distance, loss_svg, structure_svg
 from meristem.report.head_history import HeadHistory
 from meristem.report.heads_figure import heads_svg
 from meristem.report.loop_history import History
 from meristem.report.loops_figure import growth_svg
+from meristem.report.loss_figure import loss_svg
+from meristem.report.structure_figure import even_distance, structure_svg
 from meristem.runs.entries import sound_head_growth, sound_loop_growth, sound_metrics, sound_observations
 from meristem.runs.folder import RunFolder
 

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from meristem.errors import RunError, shown
+from meristem.errors import Remedy, RunError, shown
 from meristem.files import beside, flush, read_json, sha256_of, staged
 from meristem.plan import Plan
 from meristem.runs.tensor_file import load_tensors, save_tensors
@@ -218,7 +218,8 @@ def load_newest(
     if refused:
         raise RunError(
             f"{folder}: none of its checkpoints can be read: {listed(list(refused.values()), 4)}; bring one back, or "
-            f"begin anew with: meristem resume {folder.parent} --from-start"
+            "begin anew",
+            Remedy(("from_start",), "resume", str(folder.parent)),
         )
     return None
 

@@ -34,8 +34,8 @@ def sound_loop_growth(entries: Iterable[Entry], plan: Plan, steps: int) -> list[
 
 
 def sound_head_growth(entries: Iterable[Entry], plan: Plan, steps: int) -> list[Entry]:
-    """The demand and growth lines of events.jsonl that tell of heads, and can be."""
-    told = (e for e in entries if e.get("event") in ("demand", "growth") and _is_step(e, steps))
+    """The lines of events.jsonl that tell of heads, and can be; a measurement was a `demand` in older ones."""
+    told = (e for e in entries if e.get("event") in ("demand", "measured", "growth") and _is_step(e, steps))
     return [e for e in told if _is_head_growth(e, len(plan.layers))]
 
 
@@ -94,6 +94,8 @@ def _in_order(decisions: Iterable[Entry], plan: Plan) -> list[Entry]:
 
 
 def _is_head_growth(entry: Entry, layers: int) -> bool:
+    if entry.get("policy") == "prune":
+        return _is_pruning(entry, layers)
     measured = [entry.get(name) for name in ("demand", "noise", "threshold")]
     if not any(all(_is_list(values, _is_number, length) for values in measured) for length in (0, layers)):
         return False  # births at random times measure nothing
@@ -104,8 +106,20 @@ def _is_head_growth(entry: Entry, layers: int) -> bool:
     predicted = entry.get("predicted_heads") or []
     if not _is_list(predicted, _is_prediction) or len(predicted) not in (0, layers):
         return False
-    if entry["event"] == "demand":
-        return True
+    return entry["event"] != "growth" or _is_head_change(entry, layers)
+
+
+def _is_pruning(entry: Entry, layers: int) -> bool:
+    """What was measured of heads that might leave, or a trial without one of them."""
+    shares = entry.get("own_share")
+    if not _is_list(shares, lambda layer: _is_list(layer, _is_number), layers):
+        return False
+    return entry["event"] != "growth" or (
+        _is_list(entry.get("heads"), lambda count: _is_index(count, 1 << 20), layers) and _is_head_change(entry, layers)
+    )
+
+
+def _is_head_change(entry: Entry, layers: int) -> bool:
     losses = [name for name in ("loss_with", "loss_without") if name in entry]
     return (
         entry.get("action") in HEAD_ACTIONS

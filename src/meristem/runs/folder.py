@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import errno
 import shutil
 from collections.abc import Callable, Iterator
@@ -13,7 +14,7 @@ from typing import Any
 import torch
 
 from meristem.data import LabelledData, Recipe, TokenData, Tokenizer, load_tokenizer
-from meristem.errors import InputError, RunError, shortened
+from meristem.errors import InputError, Remedy, RunError, shortened
 from meristem.files import beside, flush, flush_folder, new_folder, read_json, remove_remains, write_atomically
 from meristem.model import Decoder, Transformer, build_model
 from meristem.plan import Plan
@@ -33,6 +34,8 @@ from meristem.runs.lock import check_free, run_lock
 from meristem.runs.log import aside_name, damage, positions, read_log
 from meristem.runs.origin import OLDER_FILE, Origin
 from meristem.wording import listed
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -133,7 +136,7 @@ class RunFolder:
         return self._newest_state()[0]
 
     def _newest_state(self) -> tuple[dict[str, Any] | None, list[str]]:
-        """That state, and what is wrong with those of newer checkpoints."""
+        """The state of the newest checkpoint that can be read, and what is wrong with newer ones."""
         refused: list[str] = []
         for checkpoint in reversed(list_checkpoints(self.checkpoints)):
             try:
@@ -199,7 +202,8 @@ def _check_empty(path: Path) -> None:
     """Refuse to begin a run where there is something, and say who is at work there if somebody is."""
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         check_free(path)
-        raise InputError("out", str(path), f"already holds something; take another folder, or: meristem resume {path}")
+        expected = "already holds something; take another folder, or go on with the run"
+        raise InputError("out", str(path), expected, Remedy(call="resume", target=str(path)))
 
 
 @dataclass(frozen=True)
@@ -221,20 +225,20 @@ class LoadedRun:
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """That of a language model."""
+        """The tokenizer of a language model."""
         assert self.decoder
         return load_tokenizer(self.folder.path)
 
     @property
     def recipe(self) -> Recipe:
-        """That of a classifier: from rows to ids and classes."""
+        """The recipe of a classifier: from rows to ids and classes."""
         if isinstance(self.model, Decoder):
             raise InputError("run", str(self.folder.path), "is of a language model, and this needs a classifier")
         return Recipe.load(self.folder.path)
 
 
 def load_run(
-    path: str | Path, *, step: int | None = None, device: str = "auto", report: Callable[[str], None] = print
+    path: str | Path, *, step: int | None = None, device: str = "auto", report: Callable[[str], None] = logger.warning
 ) -> LoadedRun:
     """Open a run with the weights of its newest checkpoint, or of the one at `step`."""
     folder = RunFolder.open(Path(path))

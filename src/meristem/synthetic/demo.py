@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -72,8 +72,8 @@ class Demo:
         return what if self.criterion == "demand" else f"{what}; births by the published rule"
 
 
-def show(demo: Demo, out: Path) -> Found:
-    """Run a demo, say what happens, and write its events and its picture to the folder `out`."""
+def show(demo: Demo, out: Path, say: Callable[[str], None]) -> Found:
+    """Run a demo before the viewer's eyes, `say` what came of it, and write events and picture to the folder `out`."""
     _claim(out)
     name, losses = MEASURES[demo.criterion], []
     standing = Standing(demo.updates, name)
@@ -98,8 +98,8 @@ def show(demo: Demo, out: Path) -> Found:
         record(demo.updates, "finished", heads=outcome.heads, loss=outcome.loss)
     history = HeadHistory((1,), demo.updates, outcome.events, losses, demo.criterion)
     write_atomically(out / PICTURE, heads_svg(history, demo.title, LOSSES))
-    print(verdict(demo, outcome, history))
-    print(f"picture: {out / PICTURE}, events: {out / EVENTS}")
+    say(verdict(demo, outcome, history))
+    say(f"picture: {out / PICTURE}, events: {out / EVENTS}")
     return outcome
 
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import get_args
 
 import torch
 from torch import Tensor
 
+from meristem.choices import KnownTaskKind
 from meristem.errors import InputError
 from meristem.seeds import own_seed
 
-TASKS = ("teacher", "bag", "noise")
+TASKS: tuple[str, ...] = get_args(KnownTaskKind)
 SHARPNESS = 2.5  # standard deviation of the teacher's scores
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from meristem.model.attention import Attention
+from meristem.model.attention import Attention, View
 from meristem.model.block import Pass, draw_normal
 from meristem.model.rotary import RotaryPair
 from meristem.model.transformer import Watch
@@ -59,23 +59,22 @@ class Student(nn.Module):
         """What the heads write, (B, T, d)."""
         attention = self.stack[0].attention
 
-        def show(queries: Tensor, keys: Tensor, mixed: Tensor, update: Tensor) -> None:
+        def show(queries: Tensor, keys: Tensor, head_outputs: Tensor, update: Tensor) -> None:
             assert watch is not None
-            watch(0, 0, Pass(queries, keys, mixed, tokens, update))
+            watch(0, 0, Pass(queries, keys, head_outputs, tokens, update))
 
-        result: Tensor = attention(
-            tokens, self.angles(attention.layer.head_dim), causal=False, watch=None if watch is None else show
-        )
+        view = View(causal=False, watch=None if watch is None else show)
+        result: Tensor = attention(tokens, self.rope(attention.layer.head_dim), view)
         return result
 
-    def loss(self, tokens: Tensor, labels: Tensor, *, watch: Watch | None = None) -> Tensor:
+    def loss(self, tokens: Tensor, targets: Tensor, *, watch: Watch | None = None) -> Tensor:
         """Squared error, summed over a token's coordinates, averaged over tokens."""
-        return (self(tokens, watch) - labels).square().sum(-1).mean()
+        return (self(tokens, watch) - targets).square().sum(-1).mean()
 
-    def angles(self, head_dim: int) -> RotaryPair:
-        """No turn at any position."""
+    def rope(self, head_dim: int) -> RotaryPair:
+        """No rotation at any position."""
         return self.cos, self.sin
 
-    def allowed(self, tokens: Tensor) -> Tensor:
+    def attention_mask(self, tokens: Tensor) -> Tensor:
         """Every token may look at every one, (T, T)."""
         return torch.ones(tokens.shape[1], tokens.shape[1], dtype=torch.bool, device=tokens.device)

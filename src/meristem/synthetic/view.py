@@ -8,7 +8,7 @@ import time
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
-from meristem.report.figures import loss_text
+from meristem.report.drawing.numbers import loss_text
 from meristem.wording import describe_time
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class Standing:
 
     def move(self, step: int, loss: float, heads: int, events: list[dict[str, Any]]) -> None:
         self.step, self.loss, self.heads = step, loss, heads
-        for event in events:
+        for event in (event for event in events if "demand" in event):
             self.demand, self.threshold = event["demand"][0], event["threshold"][0]
 
     @property
@@ -129,7 +129,7 @@ def _bar(share: float) -> str:
 
 
 def _place(value: float) -> int:
-    """On the bar of the demand, from LEAST to 1."""
+    """The place of a demand on its bar, which goes from LEAST to 1."""
     share = 1 - math.log10(max(value, LEAST)) / math.log10(LEAST)
     return round(BAR * min(1.0, share))
 

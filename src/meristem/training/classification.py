@@ -47,12 +47,12 @@ class Scores:
 
     @property
     def precision(self) -> Shares:
-        """Of the rows taken for a class, the share that is of it."""
+        """The share of the rows taken for a class that are of it."""
         return _share(self.confusion.diagonal(), self.predicted)
 
     @property
     def recall(self) -> Shares:
-        """Of the rows of a class, the share taken for it."""
+        """The share of the rows of a class that are taken for it."""
         return _share(self.confusion.diagonal(), self.support)
 
     @property
@@ -86,10 +86,10 @@ def classify(
     for start in range(0, len(order), batch):
         part = order[start : start + batch]
         tokens = torch.from_numpy(rows.padded(part, padded_length(rows.lengths[part], model.plan.context)))
-        labels = torch.from_numpy(rows.labels[part]).to(device)
+        targets = torch.from_numpy(rows.labels[part]).to(device)
         with autocast(device):
             logits = model(tokens.to(device)).logits
-        total += cross_entropy(logits.float(), labels, reduction="sum").double()
+        total += cross_entropy(logits.float(), targets, reduction="sum").double()
         np.add.at(confusion, (rows.labels[part], logits.argmax(-1).cpu().numpy()), 1)
     return Scores(float(total) / max(1, len(order)), confusion)
 

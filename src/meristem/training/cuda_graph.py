@@ -30,40 +30,40 @@ class RecordedStep:
         self._clear()  # the gradients live in the recording's memory
         torch.cuda.empty_cache()
 
-    def accumulate(self, tokens: Tensor, labels: Tensor) -> Tensor:
+    def accumulate(self, tokens: Tensor, targets: Tensor) -> Tensor:
         if self.recording is None:
-            self._record(tokens[0], labels[0], 1 / len(tokens))
+            self._record(tokens[0], targets[0], 1 / len(tokens))
         grads = [p.grad for p in self.gradients.parameters if p.grad is not None]
-        loss = self._replay(tokens[0], labels[0])
+        loss = self._replay(tokens[0], targets[0])
         if len(tokens) == 1:
             return loss
         total, sums = loss.clone(), [g.clone() for g in grads]
         for index in range(1, len(tokens)):
-            total += self._replay(tokens[index], labels[index])
+            total += self._replay(tokens[index], targets[index])
             torch._foreach_add_(sums, grads)
         torch._foreach_copy_(grads, sums)
         return total
 
-    def _record(self, tokens: Tensor, labels: Tensor, weight: float) -> None:
-        self.tokens, self.labels = tokens.clone(), labels.clone()
+    def _record(self, tokens: Tensor, targets: Tensor, weight: float) -> None:
+        self.tokens, self.targets = tokens.clone(), targets.clone()
         aside = torch.cuda.Stream()
         aside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(aside):  # compiles, and lets libraries allocate their workspaces
             self._clear()
-            self.gradients.backward(self.tokens, self.labels, weight)
+            self.gradients.backward(self.tokens, self.targets, weight)
         torch.cuda.current_stream().wait_stream(aside)
         self._clear()
         torch.cuda.empty_cache()  # the recording allocates from a pool of its own
         self.recording = torch.cuda.CUDAGraph()
         # Thread by thread: a checkpoint may be on its way to the host meanwhile, which has nothing to do with this.
         with torch.cuda.graph(self.recording, capture_error_mode="thread_local"):
-            self.loss = self.gradients.backward(self.tokens, self.labels, weight)
+            self.loss = self.gradients.backward(self.tokens, self.targets, weight)
 
-    def _replay(self, tokens: Tensor, labels: Tensor) -> Tensor:
+    def _replay(self, tokens: Tensor, targets: Tensor) -> Tensor:
         assert self.recording is not None
         assert self.loss is not None
         self.tokens.copy_(tokens)
-        self.labels.copy_(labels)
+        self.targets.copy_(targets)
         self.recording.replay()
         return self.loss
 

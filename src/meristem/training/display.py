@@ -162,7 +162,7 @@ class Live:
 
 
 class Silent:
-    """For the processes that do not speak."""
+    """The display of processes that do not speak."""
 
     def __enter__(self) -> Silent:
         return self

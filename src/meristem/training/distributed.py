@@ -52,7 +52,7 @@ class Processes:
         return result
 
     def wait(self) -> None:
-        """Until all processes are here."""
+        """Wait until all processes are here."""
         if self.world > 1:
             dist.barrier()
 

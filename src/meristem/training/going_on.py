@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from meristem.config import RESUMABLE, Config
-from meristem.errors import InputError, RunError, shown
+from meristem.errors import InputError, Remedy, RunError, shown
 from meristem.files import write_atomically
 from meristem.ranks import from_first_rank
 from meristem.runs.checkpoint import (
@@ -26,6 +27,8 @@ from meristem.runs.folder import RunFolder
 from meristem.runs.log import Log, positions, rewind_log
 from meristem.runs.origin import ORIGIN_FILE
 from meristem.training.distributed import Processes
+
+logger = logging.getLogger(__name__)
 
 Say = Callable[[str], None]
 
@@ -53,7 +56,8 @@ def check_bound(folder: RunFolder, config: Config, checkpoint: Checkpoint | None
         if saved:
             raise RunError(
                 f"{folder.checkpoints}: holds no checkpoint, though one of step {saved[-1]} was written; bring it "
-                f"back, or begin anew with: meristem resume {folder.path} --from-start"
+                "back, or begin anew",
+                Remedy(("from_start",), "resume", str(folder.path)),
             )
         if any(folder.read(folder.metrics)):
             say("no checkpoint had been written yet: beginning from the start")
@@ -115,8 +119,8 @@ def go_back(folder: RunFolder, config: Config, diverged: Diverged, peers: Proces
                 remove_checkpoint(path)
         content = {"rewinds": [entry.to_dict() for entry in (*rewinds, rewind)]}
         write_atomically(folder.path / REWINDS_FILE, json.dumps(content, indent=1) + "\n")
-        restore_logs(folder, good, print)
-        print(f"{diverged}: back to step {step}, passing over batches {first} to {last}", flush=True)
+        restore_logs(folder, good, logger.warning)
+        logger.warning("%s: back to step %d, passing over batches %d to %d", diverged, step, first, last)
     peers.wait()
     return good
 

@@ -30,7 +30,7 @@ class Gradients:
         self.graph = RecordedStep(self) if compile and device.type == "cuda" and self.distributed is None else None
 
     def restructured(self, model: nn.Module | None = None) -> None:
-        """To be told when the model has changed: what was recorded is no longer its forward pass.
+        """Forget what was recorded, as the model has changed and that is no longer its forward pass.
 
         If parameters were exchanged the model, wrapped anew, must be given.
         """
@@ -44,12 +44,12 @@ class Gradients:
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self.distributed = model if isinstance(model, DistributedDataParallel) else None
 
-    def __call__(self, tokens: Tensor, labels: Tensor) -> Tensor:
-        """tokens and labels (micro-batches, b, T) in; the mean loss out, still on the device."""
+    def __call__(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        """tokens and targets (micro-batches, b, T) in; the mean loss out, still on the device."""
         if self.graph is not None:
             self.graph.stood += 1
             if self.graph.rest == 0:
-                return self.graph.accumulate(tokens, labels)
+                return self.graph.accumulate(tokens, targets)
             self.graph.rest -= 1
         for parameter in self.parameters:
             parameter.grad = None
@@ -59,12 +59,12 @@ class Gradients:
             last = index == count - 1
             # Gradients are exchanged between processes once, with the last micro-batch.
             with nullcontext() if last or self.distributed is None else self.distributed.no_sync():
-                total += self.backward(tokens[index], labels[index], 1 / count)
+                total += self.backward(tokens[index], targets[index], 1 / count)
         return total
 
-    def backward(self, tokens: Tensor, labels: Tensor, weight: float) -> Tensor:
+    def backward(self, tokens: Tensor, targets: Tensor, weight: float) -> Tensor:
         with autocast(self.device):
-            loss = self.model(tokens, labels, self.regions).loss
+            loss = self.model(tokens, targets, self.regions).loss
         assert loss is not None
         weighted = loss * weight
         weighted.backward()

@@ -6,7 +6,7 @@ import torch
 
 from meristem.data import TokenStream, evaluation_windows
 from meristem.devices import autocast
-from meristem.errors import InputError
+from meristem.errors import InputError, Remedy
 from meristem.model import Transformer
 
 
@@ -17,7 +17,8 @@ def held_out_windows(stream: TokenStream, context: int, windows: int) -> torch.T
         raise InputError(
             "held-out tokens", len(stream),
             f"must be at least {context + 1} for a context of {context}; "
-            "prepare the data with a larger --held-out, or use a smaller model.context",
+            "prepare the data with a larger share held out, or use a smaller model.context",
+            Remedy(("held_out",), "data prepare"),
         )  # fmt: skip
     return torch.from_numpy(stream.windows(starts, context + 1))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import logging
 import math
 import signal
 from collections.abc import Callable, Iterator
@@ -51,6 +52,8 @@ from meristem.training.signals import BROKEN_PIPE, StopSignals
 from meristem.training.tasks import initial_plan, make_task
 from meristem.training.trackers import check_trackers
 
+logger = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -85,7 +88,7 @@ def resume(out: str | Path, config: Config | None = None, *, from_start: bool = 
     config = folder.config if config is None else _at_home(config)
     check_resumable(folder.config, config)
     with processes(config.train.device) as peers, _held(folder, peers):
-        say: Callable[[str], None] = print if peers.first else lambda text: None
+        say: Callable[[str], None] = logger.warning if peers.first else lambda text: None
         _check_batch(config, peers)
         data = _opened(config, peers)
         folder.check_data(data)
@@ -124,7 +127,7 @@ def _trained(
                 diverged = error.with_traceback(None)  # which would hold on to the model
             gc.collect()
             checkpoint = go_back(folder, config, diverged, peers)
-            stop.say = print
+            stop.say = logger.warning
             if number := from_first_rank(stop.number):  # asked while the streak was on
                 step = 0 if checkpoint is None else checkpoint.step
                 if peers.first:
@@ -225,14 +228,14 @@ class Trainer:
             number = stop.number or int(signal.SIGTERM)  # none here if only another process was asked to stop
             record.event("stopped", progress.step, signal=number)
             unsaved = ", not saved as updates were being skipped" if self.overdue else ""
-            display.note(f"stopped at step {progress.step}{unsaved}; go on with: meristem resume {self.folder.path}")
+            display.note(f"stopped at step {progress.step}{unsaved}")
             return Outcome(self.folder.path, progress.step, progress.held_out, number)
 
     def update(self, asked_to_stop: bool) -> StepReading | None:
         """One step. Its numbers are still on their way; what comes back are those of the step before."""
         step = self.progress.step
-        self.tokens, self.labels = self.batch(step)
-        loss = self.gradients(self.tokens, self.labels)
+        self.tokens, self.targets = self.batch(step)
+        loss = self.gradients(self.tokens, self.targets)
         shared = torch.stack((loss, torch.full_like(loss, float(asked_to_stop))))
         loss, asked = mean_over_ranks(shared).unbind()  # all processes decide from the same numbers
         lr = learning_rate(step, self.config.train.steps, self.config.optimizer)
@@ -244,13 +247,13 @@ class Trainer:
         return reading
 
     def batch(self, step: int) -> tuple[Tensor, Tensor]:
-        """Tokens and labels of a step, this process's share of them, (micro-batches, b, ...), on their way to it."""
+        """Tokens and targets of a step, this process's share of them, (micro-batches, b, ...), on their way to it."""
         peers, micro = self.peers, _micro_batch(self.config, self.peers)
         arrays = self.task.batch(batch_number(step, self.rewinds), peers.rank, peers.world)
-        tokens, labels = (torch.from_numpy(array).unflatten(0, (-1, micro)) for array in arrays)
+        tokens, targets = (torch.from_numpy(array).unflatten(0, (-1, micro)) for array in arrays)
         if peers.device.type == "cuda":
-            tokens, labels = tokens.pin_memory(), labels.pin_memory()
-        return tokens.to(peers.device, non_blocking=True), labels.to(peers.device, non_blocking=True)
+            tokens, targets = tokens.pin_memory(), targets.pin_memory()
+        return tokens.to(peers.device, non_blocking=True), targets.to(peers.device, non_blocking=True)
 
     def fresh(self) -> Iterator[tuple[Tensor, Tensor]]:
         """What will be trained on next, sequence by sequence of micro-batches."""
@@ -275,7 +278,7 @@ class Trainer:
             return False
         step = self.progress.step
         with autocast(self.peers.device):
-            growth = self.grower.step(self.tokens.flatten(0, 1), self.labels.flatten(0, 1), self.fresh)
+            growth = self.grower.step(self.tokens.flatten(0, 1), self.targets.flatten(0, 1), self.fresh)
         stopping = False
         if growth.changed or growth.events:
             stopping = self.settle(self.readings.flush(), record)
@@ -409,7 +412,7 @@ def _check_memory(config: Config, plan: Plan, peers: Processes) -> None:
 
 def _opened(config: Config, peers: Processes) -> TokenData | LabelledData:
     """The data, which the first process checks for all."""
-    return peers.first_alone(lambda: open_data(config.data.path, print, check=peers.first))
+    return peers.first_alone(lambda: open_data(config.data.path, logger.info, check=peers.first))
 
 
 def _last_measured(folder: RunFolder) -> dict[str, float | None]:

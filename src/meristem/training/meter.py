@@ -1,4 +1,4 @@
-"""StepReading a step's numbers without stopping the device, and the clock that counts training time only."""
+"""Reading a step's numbers without stopping the device, and the clock that counts training time only."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ class Recorder:
             self._warn(step, facts)
 
     def _warn(self, step: int, facts: Mapping[str, Any]) -> None:
-        """Of loops that add more to the stream than it holds, once for each layer."""
+        """Warn of loops that add more to the stream than it holds, once for each layer."""
         for loop in facts.get("loops", ()):
             large = any(size is None or size > 1 for size in loop["update"])
             if large and loop["layer"] not in self._warned:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import threading
@@ -9,6 +10,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from types import FrameType, TracebackType
 from typing import Any
+
+logger = logging.getLogger(__name__)
 
 # Ctrl-C, the system's and a closed terminal's requests, notices of schedulers before they take a machine back, and
 # the end of the allowed CPU time. Not all of them are there on every system.
@@ -26,7 +29,7 @@ class StopSignals:
 
     def __init__(self) -> None:
         self.number: int | None = None
-        self.say: Callable[[str], None] = print
+        self.say: Callable[[str], None] = logger.warning
         self._before: dict[int, Any] = {}
 
     @property

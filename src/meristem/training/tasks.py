@@ -45,7 +45,7 @@ class Task(Protocol):
         """A new model."""
 
     def batch(self, step: int, rank: int, world: int) -> tuple[Ids, Ids]:
-        """Tokens (b, T) and labels (b, ...) of a process's share of a step: a function of its arguments alone."""
+        """Tokens (b, T) and targets (b, ...) of a process's share of a step: a function of its arguments alone."""
 
     def measure(self, model: Transformer, device: torch.device) -> dict[str, float]:
         """Numbers about held-out data by their names in metrics.jsonl; `held_out_loss` is among them."""
@@ -55,7 +55,7 @@ class Task(Protocol):
 
 
 class LanguageTask:
-    """To predict the next token: shuffled windows of a stream."""
+    """The task of predicting the next token: shuffled windows of a stream."""
 
     def __init__(self, config: Config, plan: Plan, data: TokenData) -> None:
         self.config = config
@@ -85,7 +85,7 @@ class LanguageTask:
 
 
 class ClassificationTask:
-    """To tell classes apart: shuffled rows, padded to the longest of a batch, or all alike if `fixed`."""
+    """The task of telling classes apart: shuffled rows, padded to the longest of a batch, or alike if `fixed`."""
 
     def __init__(self, config: Config, plan: Plan, data: LabelledData, *, fixed: bool) -> None:
         self.config, self.context, self.fixed = config, plan.context, fixed

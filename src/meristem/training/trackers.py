@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, get_args
 from uuid import uuid4
 
-from meristem.config import TRACKERS
+from meristem.choices import TrackerName
 from meristem.errors import InputError, missing_extra
+
+TRACKERS: tuple[str, ...] = get_args(TrackerName)
 
 
 class Tracker(Protocol):
@@ -75,7 +77,7 @@ def check_trackers(names: tuple[str, ...]) -> None:
     """Refuse unknown trackers, and those whose package is not installed, before anything is written."""
     for name in names:
         if name not in TRACKERS:
-            raise InputError("log.trackers", name, f"must be among {', '.join(TRACKERS)}")
+            raise InputError("log.trackers", name, f"must be one of {', '.join(TRACKERS)}")
         if find_spec(name) is None:
             raise missing_extra(name, "track")
 

@@ -42,11 +42,11 @@ class Cut:
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
-            raise InputError("tokens (--tokens)", self.kind, f"must be one of {', '.join(KINDS)}")
+            raise InputError("tokens", self.kind, f"must be one of {', '.join(KINDS)}")
         for field in ("k", "stride"):
             check_integer(field, getattr(self, field), 1)
         if (self.kind == "tokenizer") != (self.tokenizer is not None):
-            raise InputError("tokens (--tokens)", self.kind, "goes with a tokenizer.json, and nothing else does")
+            raise InputError("tokens", self.kind, "goes with a tokenizer.json, and nothing else does")
 
     @classmethod
     def named(cls, name: str, k: int = 3, stride: int = 1) -> Cut:
@@ -58,7 +58,7 @@ class Cut:
         except RunError as error:
             kinds = ", ".join(kind for kind in KINDS if kind != "tokenizer")
             expected = f"must be {kinds} or a tokenizer.json ({shortened(str(error))})"
-            raise InputError("tokens (--tokens)", name, expected) from error
+            raise InputError("tokens", name, expected) from error
         return cls("tokenizer", k, stride, definition)
 
     def __str__(self) -> str:
@@ -83,7 +83,7 @@ class Cut:
         """The pieces that a tokenizer knows, by its ids; None where the training rows decide."""
         if self.kind != "tokenizer":
             return None
-        names = {number: piece for piece, number in backend_ids("tokens (--tokens)", self._backend).items()}
+        names = {number: piece for piece, number in backend_ids("tokens", self._backend).items()}
         return tuple(names.get(number, "") for number in range(max(names) + 1))
 
     def _tokens(self, text: str) -> list[str]:
@@ -93,7 +93,7 @@ class Cut:
     @cached_property
     def _backend(self) -> Backend:
         assert self.tokenizer is not None
-        return load_backend("tokens (--tokens)", self.tokenizer)
+        return load_backend("tokens", self.tokenizer)
 
 
 def learnt_vocabulary(texts: Iterable[Sequence[str]], min_count: int, max_size: int) -> tuple[str, ...]:

@@ -16,10 +16,10 @@ from meristem.data.labelled.recipe import Recipe
 from meristem.data.labelled.rows import Columns, Row, is_fasta, read_rows, row_files
 from meristem.data.text.corpus import BadPlace
 from meristem.data.text.prepare import HASHES, check_mostly_good, check_on_error, refusal
-from meristem.errors import InputError, RunError, shortened, shown
+from meristem.errors import InputError, Remedy, RunError, shortened, shown
 from meristem.files import new_folder, recover, staged
 from meristem.limits import MOST_CONTEXT, MOST_TOKEN_IDS, check_integer
-from meristem.wording import counted
+from meristem.wording import Notice, counted
 
 LONGEST = 512  # ids of a row, if no length is given
 HELD_OUT_NAMES = ("val", "valid", "validation", "dev", "held_out", "held-out")  # what a split column may call it
@@ -62,7 +62,7 @@ def prepare_labelled(
     if not named:
         raise InputError("paths", [], "give at least one file of labelled rows")
     if apart and columns.split is not None:
-        raise InputError("split (--split-column)", columns.split, "cannot be given together with validation files")
+        raise InputError("columns.split", columns.split, "cannot be given together with validation files")
     cut = default_cut(files) if cut is None else cut
     order = [[path.resolve().as_posix() for path in part] for part in (named, apart)]
     settings = [
@@ -174,7 +174,7 @@ def _by_column(rows: Sequence[_Item], column: str) -> tuple[list[_Item], list[_I
         else:
             others[item.row.split or ""] += 1
     if rows and not parts["train"]:
-        raise InputError("split (--split-column)", column, f"has no rows of train, only {shown(sorted(others)[:20])}")
+        raise InputError("columns.split", column, f"has no rows of train, only {shown(sorted(others)[:20])}")
     return parts["train"], parts["held_out"], others
 
 
@@ -207,13 +207,14 @@ class _LabelPlace(NamedTuple):
     field: str
     value: Any
     right: str
+    remedy: Remedy | None = None
 
 
 def _label_place(columns: Columns, files: Iterable[Path]) -> _LabelPlace:
     if columns.table is None and any(map(is_fasta, files)):
-        right = "must be the field of the header that holds the label, or give --label-table"
-        return _LabelPlace("field (--label-field)", columns.field, right)
-    return _LabelPlace("label (--label-column)", columns.label, "must be the column that holds the label")
+        right = "must be the field of the header that holds the label, or labels come from a table"
+        return _LabelPlace("columns.field", columns.field, right, Remedy(("columns.table",)))
+    return _LabelPlace("columns.label", columns.label, "must be the column that holds the label")
 
 
 def _choose(train: list[_Item], held: list[_Item], drop_duplicates: bool, min_rows: int, place: _LabelPlace) -> _Chosen:
@@ -226,8 +227,9 @@ def _choose(train: list[_Item], held: list[_Item], drop_duplicates: bool, min_ro
     if len(classes) < 2:
         raise InputError(
             place.field, place.value,
-            f"has {counted(len(counts), 'label')} in all and {len(classes)} with at least {min_rows} training rows "
-            "(--min-rows); two such classes are needed",
+            f"has {counted(len(counts), 'label')} in all and {len(classes)} with at least {min_rows} training rows; "
+            "two such classes are needed",
+            Remedy(("min_rows",)),
         )  # fmt: skip
     small = Counter(item.row.label for item in (*train, *held) if 0 < counts[item.row.label] < min_rows)
     untrained = Counter(item.row.label for item in held if not counts[item.row.label])
@@ -241,6 +243,7 @@ def _choose(train: list[_Item], held: list[_Item], drop_duplicates: bool, min_ro
             place.field, place.value,
             f"gives each of the {len(train):,} training rows a label of its own ({named}), and no held-out row one of "
             f"these; it {place.right}",
+            place.remedy,
         )  # fmt: skip
     return _Chosen(train, kept, classes, sum(repeats), len(held) - len(kept), small, untrained)
 
@@ -288,23 +291,24 @@ def _check_settings(
     check_on_error(on_error)
 
 
-def findings_text(index: LabelledIndex) -> str:
-    """What a preparation made and met, for the terminal."""
+def findings_notes(index: LabelledIndex) -> list[Notice]:
+    """What a preparation made and met."""
     found = index.findings
-    lines = [
+    made = (
         f"{counted(index.train.rows, 'training row')}, {index.held_out.rows:,} held out; {len(index.classes)} classes, "
         f"{index.ids:,} token ids, rows of up to {counted(index.length, 'token')} "
-        f"({index.train.tokens / index.train.rows:.1f} on average)",
-        f"{counted(found.rows, 'row')} read" + (f", {counted(found.bad, 'bad place')} skipped" if found.bad else ""),
-    ]
-    dropped = ": dropped" if found.duplicates_dropped else " (--drop-duplicates leaves them out)"
+        f"({index.train.tokens / index.train.rows:.1f} on average)"
+    )
+    read = f"{counted(found.rows, 'row')} read" + (f", {counted(found.bad, 'bad place')} skipped" if found.bad else "")
+    dropped, drop = (": dropped", None) if found.duplicates_dropped else ("", Remedy(("drop_duplicates",)))
     notes = [
-        (found.duplicates, "training row", f"with text and label of an earlier one{dropped}"),
-        (found.conflicts, "training text", "with more than one label"),
-        (found.repeated, "held-out row", "removed, the text being in the training rows"),
-        (found.cut, "row", f"cut to {counted(index.length, 'token')} (--length)"),
+        (found.duplicates, "training row", f"with text and label of an earlier one{dropped}", drop),
+        (found.conflicts, "training text", "with more than one label", None),
+        (found.repeated, "held-out row", "removed, the text being in the training rows", None),
+        (found.cut, "row", f"cut to {counted(index.length, 'token')}", Remedy(("length",))),
     ]
-    lines += [f"{counted(count, name)} {words}" for count, name, words in notes if count]
+    lines = [Notice(made), Notice(read)]
+    lines += [Notice(f"{counted(count, name)} {words}", remedy) for count, name, words, remedy in notes if count]
     left_out = [
         (found.small_classes, "row", "of classes with too few training rows"),
         (found.untrained_classes, "held-out row", "of classes without training rows"),
@@ -314,31 +318,30 @@ def findings_text(index: LabelledIndex) -> str:
         if counts:
             named = ", ".join(f"{shortened(label)} {count}" for label, count in list(counts.items())[:20])
             more = ", ..." if len(counts) > 20 else ""
-            lines.append(f"{counted(sum(counts.values()), name)} {words} left out: {named}{more}")
+            lines.append(Notice(f"{counted(sum(counts.values()), name)} {words} left out: {named}{more}"))
     if index.held_out.rows:
         majority = max(index.held_out.class_rows) / index.held_out.rows
-        lines.append(
-            f"{found.unknown:.2%} of the held-out pieces are not in the vocabulary; "
-            f"the largest class is {majority:.1%} of the held-out rows"
-        )
-    return "\n".join(lines)
+        unknown = f"{found.unknown:.2%} of the held-out pieces are not in the vocabulary"
+        lines.append(Notice(f"{unknown}; the largest class is {majority:.1%} of the held-out rows"))
+    return lines
 
 
-def findings_warnings(index: LabelledIndex, *, held_out: bool = True) -> list[str]:
+def findings_warnings(index: LabelledIndex, *, held_out: bool = True) -> list[Notice]:
     """What about the data is hardly meant so; `held_out` says whether rows to be held out were asked for."""
     said = []
     if 2 * len(index.classes) > index.train.rows:
-        said.append(
-            f"{len(index.classes):,} classes have only {index.train.rows:,} training rows; is the label where "
-            "--label-column, --label-field or --label-table says? (--min-rows leaves out small classes)"
+        text = (
+            f"{len(index.classes):,} classes have only {index.train.rows:,} training rows; is the label where the "
+            "settings say? Small classes can be left out"
         )
+        said.append(Notice(text, Remedy(("columns.label", "columns.field", "columns.table", "min_rows"))))
     if held_out and not index.held_out.rows:
-        said.append(
-            "no held-out rows are left, so nothing can be measured; see --held-out, --validation, --split-column"
-        )
+        text = "no held-out rows are left, so nothing can be measured"
+        said.append(Notice(text, Remedy(("held_out", "validation", "columns.split"))))
     if index.held_out.rows and index.findings.unknown > 0.5:
-        said.append(
+        text = (
             f"{index.findings.unknown:.0%} of the held-out pieces are not in the vocabulary, and all look alike to the "
-            "model; other pieces (--tokens, --k) or a lower --min-count may mend this"
+            "model; other pieces, or keeping rarer ones, may mend this"
         )
+        said.append(Notice(text, Remedy(("tokens", "k", "min_count"))))
     return said

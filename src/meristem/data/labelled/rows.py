@@ -9,8 +9,9 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
+from meristem.choices import Quote
 from meristem.data.text.corpus import (
     COMPRESSIONS,
     BadPlace,
@@ -25,7 +26,7 @@ from meristem.limits import LARGEST_COUNT, LARGEST_DOCUMENT, check_integer
 from meristem.wording import counted
 
 TEXT_COLUMNS = ("sentence", "text", "sequence")
-QUOTES = ("auto", "csv", "none")
+QUOTES: tuple[str, ...] = get_args(Quote)
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
 FASTA = (".fasta", ".fa", ".faa", ".fna")
 SUFFIXES = (*DELIMITERS, ".jsonl", *FASTA)
@@ -51,10 +52,10 @@ class Columns:
 
     def __post_init__(self) -> None:
         if self.quote not in QUOTES:
-            raise InputError("quote (--quote)", self.quote, f"must be one of {', '.join(QUOTES)}")
-        check_integer("field (--label-field)", self.field, -LARGEST_COUNT)
+            raise InputError("columns.quote", self.quote, f"must be one of {', '.join(QUOTES)}")
+        check_integer("columns.field", self.field, -LARGEST_COUNT)
         if self.field == 0:
-            raise InputError("field (--label-field)", 0, "must be 1 or above, or -1 or below to count from the end")
+            raise InputError("columns.field", 0, "must be 1 or above, or -1 or below to count from the end")
 
 
 class Row(NamedTuple):
@@ -116,10 +117,10 @@ def _check_columns(path: Path, names: Sequence[str], columns: Columns) -> None:
         name = getattr(columns, part)
         if name is not None and name not in names:
             expected = f"is not a column of {path.name}, which has {shown(names[:20])}"
-            raise InputError(f"{part} (--{part}-column)", name, expected)
+            raise InputError(f"columns.{part}", name, expected)
     if columns.text is None and not set(TEXT_COLUMNS) & set(names):
         expected = f"must be named: {path.name} has none of {', '.join(TEXT_COLUMNS)}, only {shown(names[:20])}"
-        raise InputError("text (--text-column)", None, expected)
+        raise InputError("columns.text", None, expected)
 
 
 def _row(path: Path, record: _Record, columns: Columns, text: str | None) -> Row | BadPlace:
@@ -252,7 +253,7 @@ def _separated(path: Path, quote: str) -> Iterator[_Record | BadPlace]:
 
 def _fasta(path: Path, columns: Columns) -> Iterator[_Record | BadPlace]:
     if columns.split is not None:
-        raise InputError("split (--split-column)", columns.split, f"{path.name}: FASTA records have no columns")
+        raise InputError("columns.split", columns.split, f"{path.name}: FASTA records have no columns")
     table = None if columns.table is None else _table(Path(columns.table), columns)
     start, header, pieces, size = 0, "", [""], 0
 
@@ -308,15 +309,15 @@ def _table_label(header: str, table: Mapping[str, str]) -> str:
 def _table(path: Path, columns: Columns) -> dict[str, str]:
     """Labels by id. A bad place is an error: it might be any record's."""
     if not path.is_file() or plain_suffix(path) not in DELIMITERS:
-        raise InputError("table (--label-table)", str(path), "must be a CSV or TSV file")
+        raise InputError("columns.table", str(path), "must be a CSV or TSV file")
     labels: dict[str, str] = {}
     for record in _separated(path, columns.quote):
         if isinstance(record, BadPlace):
-            raise InputError("table (--label-table)", str(path), str(record))
+            raise InputError("columns.table", str(path), str(record))
         for column in (columns.table_id, columns.label):
             if column not in record.values:
                 raise InputError(
-                    "table (--label-table)", str(path), f"has no column {shown(column)}: {shown(list(record.values))}"
+                    "columns.table", str(path), f"has no column {shown(column)}: {shown(list(record.values))}"
                 )
         labels[record.values[columns.table_id].strip()] = record.values[columns.label]
     return labels

@@ -6,10 +6,11 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Literal, NamedTuple, get_args
+from typing import NamedTuple, get_args
 
 import numpy as np
 
+from meristem.choices import OnError
 from meristem.data.folder import already_made, fingerprint
 from meristem.data.progress import PreparationProgress, Report
 from meristem.data.sampler import evaluation_windows
@@ -18,10 +19,10 @@ from meristem.data.text.encoding import Division, encode_chunks
 from meristem.data.text.shards import Index, Split, TokenizerFacts
 from meristem.data.text.writer import SplitWriter
 from meristem.data.tokenizer import Tokenizer, token_dtype
-from meristem.errors import InputError, RunError
+from meristem.errors import InputError, Remedy, RunError
 from meristem.files import new_folder, recover, staged
 from meristem.limits import check_integer
-from meristem.wording import counted
+from meristem.wording import Notice, counted
 
 CHUNK_CHARACTERS = 1 << 20
 SMALL_INPUT = 4_000_000  # bytes; below it, starting processes takes longer than the work
@@ -31,8 +32,6 @@ WINDOW = 1024  # tokens of the default context
 FEW_WINDOWS = 100  # with fewer held out, the loss is rough
 
 MANY_BAD = 10_000  # places
-
-OnError = Literal["refuse", "skip"]
 
 
 def prepare(
@@ -190,15 +189,16 @@ def _mended(division: Division, written: _Written, held_out: float) -> Division:
     return Division(written.highest if written.held_out.documents else written.lowest + 1)
 
 
-def held_out_warning(index: Index) -> str | None:
+def held_out_warning(index: Index) -> Notice | None:
     """What to say about held-out data that are too few to measure anything; None if they are not."""
     windows = len(evaluation_windows(index.held_out.tokens, WINDOW, FEW_WINDOWS))
     if windows == FEW_WINDOWS:
         return None
-    return (
+    text = (
         f"only {counted(windows, 'window')} of {WINDOW:,} tokens held out; losses measured on fewer than "
-        f"{FEW_WINDOWS} are rough: prepare again with a larger share (--held-out) or more text"
+        f"{FEW_WINDOWS} are rough: prepare again with a larger share or more text"
     )
+    return Notice(text, Remedy(("held_out",)))
 
 
 def _check_settings(held_out: float, on_error: str, shard_tokens: int, workers: int | None) -> None:
@@ -212,12 +212,12 @@ def _check_settings(held_out: float, on_error: str, shard_tokens: int, workers: 
 
 def check_on_error(on_error: str) -> None:
     if on_error not in get_args(OnError):
-        raise InputError("on_error (--on-error)", on_error, f"must be one of {list(get_args(OnError))}")
+        raise InputError("on_error", on_error, f"must be one of {list(get_args(OnError))}")
 
 
 def refusal(place: BadPlace) -> RunError:
     """The error for a bad place that ends the work."""
-    return RunError(f'{place}; mend it, or pass over such places with on_error="skip" (--on-error skip)')
+    return RunError(f"{place}; mend it, or pass over such places", Remedy(("on_error=skip",)))
 
 
 def check_mostly_good(place: BadPlace, bad: int, good: int) -> None:

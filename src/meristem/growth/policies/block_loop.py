@@ -16,6 +16,7 @@ class BlockLoop(Policy):
     """The chosen blocks are executed `times` more times, attention and feed-forward, with the same weights."""
 
     name: ClassVar[str] = "block_loop"
+    exchanges: ClassVar[bool] = False
 
     layers: tuple[int, ...]
     times: int = 1

@@ -16,6 +16,7 @@ class Observe(Policy):
     """Records every head's entropy, and every loop's strength and size; put first, what others decide from."""
 
     name: ClassVar[str] = "observe"
+    exchanges: ClassVar[bool] = False
 
     every: int  # updates
     probe: Literal["rows", "fused"] = "rows"  # entropy on some rows of a sequence, or fused on its last half

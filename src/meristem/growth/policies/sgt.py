@@ -72,6 +72,7 @@ class Sgt(Policy):
     """
 
     name: ClassVar[str] = "sgt"
+    exchanges: ClassVar[bool] = False
 
     total_steps: int
     passes: int = 1  # extra passes of a layer at most (K)

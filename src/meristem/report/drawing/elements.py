@@ -1,4 +1,4 @@
-"""Small pure functions that write SVG: elements, a document with its own background, and axis ticks."""
+"""Small pure functions that write SVG: lines, shapes, marks, text, and the document around them."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from itertools import groupby
 
-FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, Helvetica, Arial, sans-serif"
-INK, MUTED, GRID, BACKGROUND = "#1f2328", "#59636e", "#e4e8ec", "#ffffff"
+from meristem.report.drawing.colours import BACKGROUND, GRID, INK, MUTED, ORANGE
 
-# Okabe and Ito: told apart with any kind of colour vision.
-BLUE, GREEN, ORANGE, PURPLE = "#0072b2", "#009e73", "#d55e00", "#aa3377"
+FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, Helvetica, Arial, sans-serif"
+MARGIN = 24
 
 Point = tuple[float, float]
 Box = tuple[float, float, float, float]  # left, top, width, height
@@ -89,6 +88,17 @@ def triangle(at: Point, size: float, fill: str) -> str:
     )
 
 
+def badge(
+    at: Point, number: int, radius: float, *, colour: str = ORANGE, fill: str = BACKGROUND, ink: str = INK
+) -> list[str]:
+    """A number in a ring; a small ring has no room for it."""
+    ring = circle(at, radius, fill, colour, min(2.0, 0.3 * radius))
+    if radius <= 4:
+        return [ring]
+    size = 1.35 * radius if number < 10 else 1.1 * radius
+    return [ring, text(at, f"{number}", size=size, colour=ink, anchor="middle", bold=True)]
+
+
 def text(
     at: Point,
     content: str,
@@ -143,9 +153,15 @@ def window(x: float, y: float, width: float, height: float, *children: str) -> s
     return element("svg", *children, x=x, y=y, width=width, height=height, viewBox=view)
 
 
-def document(width: float, height: float, name: str, parts: Sequence[str]) -> str:
-    """The whole file. The background is part of it, so that the picture reads on a dark page too."""
-    body = "\n".join([element("title", escape(name)), rect(0, 0, width, height, BACKGROUND, radius=6), *parts])
+def document(width: float, height: float, title: str, facts: str, parts: Sequence[str]) -> str:
+    """The whole file with its heading. The background is part of it, so that the picture reads on a dark page too."""
+    room = width - 2 * MARGIN
+    heading = [
+        text((MARGIN, 28), fit(title, room, 16), size=16, bold=True),
+        text((MARGIN, 50), fit(facts, room, 12), colour=MUTED),
+    ]
+    ground = rect(0, 0, width, height, BACKGROUND, radius=6)
+    body = "\n".join([element("title", escape(title)), ground, *heading, *parts])
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{_value(width)}" height="{_value(height)}" '
         f'viewBox="0 0 {_value(width)} {_value(height)}" role="img" font-family="{FONT}">\n{body}\n</svg>\n'
@@ -156,64 +172,6 @@ def fit(content: str, width: float, size: float) -> str:
     """The text, shortened with an ellipsis where it would run over `width` pixels."""
     room = int(width / (0.58 * size))  # a cautious mean width of a letter
     return content if len(content) <= room else content[: max(room - 1, 0)].rstrip() + "…"
-
-
-def apart(heights: Sequence[float], gap: float, top: float, bottom: float) -> list[float]:
-    """The heights, moved as little as it takes for labels there to be `gap` apart and to stay within bounds."""
-    order = sorted(range(len(heights)), key=lambda i: heights[i])
-    groups: list[list[float]] = []  # with the gaps taken out: those that would be out of order meet in the middle
-    for place, i in enumerate(order):
-        groups.append([heights[i] - place * gap])
-        while len(groups) > 1 and _middle(groups[-2]) > _middle(groups[-1]):
-            groups[-2:] = [groups[-2] + groups[-1]]
-    middles = [_middle(group) for group in groups for _ in group]
-    room = bottom - max(0, len(order) - 1) * gap
-    moved = {i: max(top, min(middles[place], room)) + place * gap for place, i in enumerate(order)}
-    return [moved[i] for i in range(len(heights))]
-
-
-def _middle(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
-
-
-def nice_ticks(low: float, high: float, count: int = 5) -> list[float]:
-    """About `count` round numbers within `low` and `high`: steps of 1, 2 or 5 times a power of ten."""
-    rough = (high - low) / count
-    power = 10.0 ** math.floor(math.log10(rough))
-    step = power * min((1, 2, 5, 10), key=lambda factor: abs(math.log(factor * power / rough)))
-    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
-    return [float(f"{i * step:.12g}") for i in range(first, last + 1)]
-
-
-def log_ticks(low: float, high: float) -> list[float]:
-    """Powers of ten within `low` and `high`, and their double and fivefold where there are few."""
-    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    factors = (1,) if math.log10(high / low) > 2 else (1, 2, 5)
-    ticks = [float(f"{factor}e{power}") for power in powers for factor in factors]
-    return [tick for tick in ticks if low * (1 - 1e-9) <= tick <= high * (1 + 1e-9)]
-
-
-def tick_labels(ticks: Sequence[float]) -> list[str]:
-    """The ticks, all with the decimals that their spacing needs; large ones in few letters."""
-    if ticks and max(map(abs, ticks)) >= 1e4:
-        return [compact(tick) for tick in ticks]
-    spacing = ticks[1] - ticks[0] if len(ticks) > 1 else 0.01
-    decimals = max(0, -math.floor(math.log10(spacing) + 1e-9))
-    return [f"{tick:.{decimals}f}" for tick in ticks]
-
-
-def compact(value: float) -> str:
-    """A count in few letters: 950, 1.5k, 20M, 2.88B."""
-    for limit, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if abs(value) >= limit:
-            return f"{value / limit:.4g}{unit}"
-    return f"{value:.4g}"
-
-
-def blend(light: str, dark: str, share: float) -> str:
-    """The colour between two others, `share` of the way from the first to the second."""
-    pairs = [(int(light[i : i + 2], 16), int(dark[i : i + 2], 16)) for i in (1, 3, 5)]
-    return "#" + "".join(f"{round(a + (b - a) * share):02x}" for a, b in pairs)
 
 
 def _value(value: object) -> str:

@@ -1,10 +1,8 @@
-"""The pictures are well-formed, show what they should, and keep their labels inside and apart."""
+"""The picture of a plan shows its heads to scale, what is run again and distances; labels stay inside and apart."""
 
 from __future__ import annotations
 
 import math
-import random
-import re
 from dataclasses import replace
 
 import pytest
@@ -12,8 +10,8 @@ import pytest
 from meristem.errors import InputError
 from meristem.growth import RepeatBlock
 from meristem.plan import LayerPlan, Loop, Plan
-from meristem.report.figures import TIMES, looped, loss_svg, structure_svg
-from meristem.report.svg import BLUE, GREEN, ORANGE, PURPLE, compact, fit, nice_ticks, tick_labels
+from meristem.report.drawing.colours import GREEN, ORANGE, PURPLE
+from meristem.report.structure_figure import TIMES, looped, structure_svg
 from report.helpers import SVG, Element, assert_labels_are_inside_and_apart, number, parsed, texts
 
 DISTANCES = [160.0, 119, 123, 107, 126, 147, 178, 159, 147, 200, 164, 109]
@@ -40,9 +38,6 @@ def mixed_plan() -> Plan:
         LayerPlan(5, 32, 5),
     )
     return Plan(512, 50304, 1024, 1376, layers)
-
-
-# --- structure --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("layers", "width", "heads"), [(4, 256, 4), (6, 192, 6), (12, 768, 12), (24, 1024, 16)])
@@ -153,104 +148,3 @@ def test_distances_are_drawn_to_scale() -> None:
 def test_distances_must_match_the_layers() -> None:
     with pytest.raises(InputError, match=r"distances = 2: must hold one value per layer: 6"):
         structure_svg(Plan.prism(layers=6, width=192, heads=6), [1.0, 2.0])
-
-
-# --- loss -------------------------------------------------------------------------------------------------
-
-
-def curve(steps: int, noise: float = 0.08) -> list[tuple[int, float]]:
-    generator = random.Random(0)
-    return [(s, 3.2 + 7.7 * math.exp(-25 * s / steps) + generator.gauss(0, noise)) for s in range(steps)]
-
-
-def strokes(root: Element, colour: str) -> list[str]:
-    return [node.get("d", "") for node in root.iter(f"{SVG}path") if node.get("stroke") == colour]
-
-
-def test_loss_labels() -> None:
-    held_out = [(s, loss + 0.05) for s, loss in curve(1000, noise=0)[::100]] + [(999, 3.251)]
-    root = parsed(loss_svg(curve(1000), held_out, "124M", tokens_per_step=2**18))
-    assert {"124M", "steps", "tokens", "250M", "held-out 3.251"} <= set(texts(root))
-    label = next(content for content in texts(root) if content.startswith("training"))
-    assert float(label.split()[1]) == pytest.approx(3.2, abs=0.05)  # smoothed, where single losses scatter by 0.08
-    assert_labels_are_inside_and_apart(root)
-
-
-def test_first_steps_do_not_squash_the_curve() -> None:
-    root = parsed(loss_svg(curve(1000), []))
-    scale = [float(content) for content in texts(root) if re.fullmatch(r"\d\.\d+", content)]
-    assert max(scale) < 5
-    assert any("off the scale" in content and "at step 0" in content for content in texts(root))
-
-
-def test_a_divergence_stays_in_view() -> None:
-    train = [(s, 3.0 if s < 800 else 3.0 + (s - 800) / 40) for s in range(1000)]
-    root = parsed(loss_svg(train, []))
-    assert not any("off the scale" in content for content in texts(root))
-
-
-def test_gaps_interrupt_the_lines() -> None:
-    train = [(s, math.nan if 400 <= s < 450 else 3.0 - s / 1000) for s in range(900)]
-    root = parsed(loss_svg(train, [(0, 3.0), (300, math.inf), (600, 2.5), (899, 2.2)]))
-    assert [path.count("M") for path in strokes(root, BLUE)] == [2, 2]
-    assert [path.count("M") for path in strokes(root, ORANGE)] == [2]
-    assert "nan" not in "".join(strokes(root, BLUE) + strokes(root, ORANGE))
-
-
-def test_long_logs_make_small_files() -> None:
-    assert len(loss_svg(curve(100_000), [])) < 60_000
-
-
-@pytest.mark.parametrize(
-    ("train", "held_out"),
-    [
-        ([], []),
-        ([(0, math.nan)], []),
-        ([(0, 5.0)], []),
-        ([(3, 0.0)], []),
-        ([], [(10, 3.1)]),
-        ([(s, 2.0) for s in range(10)], [(0, 2.0), (9, 2.0)]),
-        ([(0, 9.0), *((s, math.nan) for s in range(1, 2000))], [(0, math.nan)]),
-        ([(1, 1e9), (2, 3.0)], []),
-        ([(1, 3.0), (2, 1e9)], [(2, 1e12)]),
-    ],
-)
-def test_few_odd_or_missing_losses(train: list[tuple[int, float]], held_out: list[tuple[int, float]]) -> None:
-    for tokens in (None, 1, 2**19):
-        root = parsed(loss_svg(train, held_out, tokens_per_step=tokens))
-        assert_labels_are_inside_and_apart(root)
-        known = any(math.isfinite(loss) for _, loss in [*train, *held_out])
-        assert ("no losses yet" in texts(root)) != known
-
-
-# --- helpers ----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("low", "high", "expected"),
-    [
-        (0, 10, [0, 2, 4, 6, 8, 10]),
-        (2.9, 4.85, [3.0, 3.5, 4.0, 4.5]),
-        (0, 0.5, [0, 0.1, 0.2, 0.3, 0.4, 0.5]),
-        (-1, 1, [-1, -0.5, 0, 0.5, 1]),
-    ],
-)
-def test_nice_ticks(low: float, high: float, expected: list[float]) -> None:
-    assert nice_ticks(low, high) == expected
-
-
-def test_tick_labels_share_their_decimals() -> None:
-    assert tick_labels([3.0, 3.5, 4.0]) == ["3.0", "3.5", "4.0"]
-    assert tick_labels([0.0, 20.0]) == ["0", "20"]
-
-
-@pytest.mark.parametrize(
-    ("value", "expected"), [(0, "0"), (950, "950"), (1500, "1.5k"), (2e7, "20M"), (2.88e9, "2.88B")]
-)
-def test_compact(value: float, expected: str) -> None:
-    assert compact(value) == expected
-
-
-def test_fit() -> None:
-    assert fit("short", 500, 12) == "short"
-    assert fit("a" * 100, 116, 10) == "a" * 19 + "…"

@@ -1,0 +1,33 @@
+"""The words that a setting may be, as types: one home for who checks them, and for the command line that lists them.
+
+Nothing heavy is imported here, so that `--help` need not wait for torch.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+Schedule = Literal["prism", "linear", "geometric", "cosine", "uniform", "reverse", "bump", "shuffle"]
+Pooling = Literal["mean", "first"]  # what a classifier's answer is read from: all tokens alike, or the first one
+Attention = Literal["auto", "cudnn", "flash", "efficient", "math"]
+
+OnError = Literal["refuse", "skip"]  # what is done about a bad line, row or file
+Quote = Literal["auto", "csv", "none"]
+OtherLabels = Literal["count", "refuse"]  # what is done about labels that a run does not know
+ClassWeights = Literal["none", "balanced"]
+
+OnDivergence = Literal["stop", "rewind"]
+TrackerName = Literal["tensorboard", "trackio", "wandb"]
+
+GrowthPolicy = Literal["none", "sgt", "incrt"]
+BenchPolicy = Literal["sgt", "incrt"]
+Unit = Literal["head", "block"]
+LoopedHeads = Literal["high", "low", "random", "all"]
+GrowthOrder = Literal["deep_first", "shallow_first"]
+Birth = Literal["gate", "paper"]
+Probe = Literal["rows", "fused"]
+Criterion = Literal["demand", "published", "random"]
+Numerics = Literal["author", "repaired"]
+
+KnownTaskKind = Literal["teacher", "bag", "noise"]
+DemoCriterion = Literal["demand", "published"]

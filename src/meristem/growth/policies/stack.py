@@ -1,0 +1,118 @@
+"""Depth by stacking: a run begins with few blocks and copies them, with their moments, at chosen parts of the run.
+
+The loss jumps at a copy and recovers; that measured better than blocks born as identity.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any, ClassVar, Literal
+
+from meristem.errors import InputError
+from meristem.gauges.gauge import Gauge
+from meristem.growth.edits import AddBlock
+from meristem.growth.policy import Change, Decision, Policy, Readings
+from meristem.limits import check_integer
+from meristem.plan import Plan
+
+
+@dataclass(frozen=True)
+class Stack(Policy):
+    """Begins with `start_layers` blocks and reaches those of the plan in as many steps as there are times in `at`.
+
+    Times are parts of the run below 1, and updates from 1 on. By "stack" the blocks are put on top of themselves, by
+    "interleave" every block is followed by its copies. The plan that the policy prepares is the target: before growth
+    block i of n has the shape of target layer i (stack) or i N / n (interleave); a copy has the shape of its own target
+    layer, into which the packed projections of its source go as they are where both are equally large.
+
+        policies = [Stack(total_steps=5000, start_layers=6, at=(0.3,))]
+        model = Decoder(prepared(Plan.prism(layers=12, width=768, heads=12), policies))
+    """
+
+    name: ClassVar[str] = "stack"
+
+    total_steps: int
+    start_layers: int = 0  # half of the plan's layers if 0
+    at: tuple[float, ...] = (0.3,)
+    order: Literal["stack", "interleave"] = "stack"
+
+    def __post_init__(self) -> None:
+        check_integer("total_steps", self.total_steps, 1)
+        check_integer("start_layers", self.start_layers, 0)
+        if self.order not in ("stack", "interleave"):
+            raise InputError("order", self.order, "must be one of stack, interleave")
+        if not isinstance(self.at, (tuple, list)) or not self.at:
+            raise InputError("at", self.at, "must be one or more times")
+        for time in self.at:
+            if type(time) not in (int, float) or not time > 0 or (time >= 1 and time != round(time)):
+                raise InputError("at", time, "must be a part of the run above 0 and below 1, or whole updates")
+        if list(self.times) != sorted(set(self.times)):
+            raise InputError("at", self.at, "must be times that follow one another")
+        if self.times[-1] >= self.total_steps:
+            raise InputError("at", self.at[-1], f"must be before the end of the run, {self.total_steps} updates")
+
+    @property
+    def times(self) -> tuple[int, ...]:
+        """Updates done at each growth."""
+        return tuple(max(1, round(time * self.total_steps if time < 1 else time)) for time in self.at)
+
+    def sizes(self, layers: int) -> tuple[int, ...]:
+        """The numbers of blocks from the start on, of which the last are `layers`, by about the same factor each."""
+        first = self.start_layers or layers // 2
+        factor = (layers / first) ** (1 / len(self.at))
+        return (*(round(first * factor**number) for number in range(len(self.at))), layers)
+
+    def prepare(self, plan: Plan) -> Plan:
+        """The plan with its first layers, or every so many, and all of them as its target."""
+        if plan.target:
+            return plan
+        count = len(plan.layers)
+        sizes = self.sizes(count) if 0 < (self.start_layers or count // 2) < count else ()
+        if list(sizes) != sorted(set(sizes)) or not sizes:
+            most = f"must be from 1 to {count - 1}, with a number of blocks of its own for each time in `at`"
+            raise InputError("start_layers", self.start_layers, most)
+        if self.order == "interleave" and any(new % old for old, new in pairwise(sizes)):
+            text = f"must divide the {count} layers for blocks to be interleaved ({' to '.join(map(str, sizes))})"
+            raise InputError("start_layers", sizes[0], text)
+        if plan.is_looped:
+            raise InputError("plan", plan.digest[:12], "has loops or repeats, which would not follow copies of blocks")
+        first = sizes[0]
+        chosen = range(first) if self.order == "stack" else range(0, count, count // first)
+        return replace(plan, layers=tuple(plan.layers[layer] for layer in chosen), target=plan.layers)
+
+    def check(self, plan: Plan) -> None:
+        """Refuse a plan that is neither on the way to its target nor there."""
+        if not plan.target and len(plan.layers) <= (self.start_layers or 1):
+            raise InputError("model.plan", plan.digest[:12], "build the model from policy.prepare(plan)")
+
+    def needs(self, state: Any, step: int, plan: Plan) -> tuple[Gauge, ...] | None:
+        return () if plan.target and self._size(step, plan) > len(plan.layers) else None
+
+    def _size(self, step: int, plan: Plan) -> int:
+        """The number of blocks after so many updates."""
+        return self.sizes(len(plan.target))[sum(time <= step for time in self.times)]
+
+    def decide(self, state: Any, step: int, plan: Plan, readings: Readings) -> Decision:
+        size, now = self._size(step, plan), len(plan.layers)
+        edits = self._stacked(plan, size) if self.order == "stack" else self._interleaved(plan, size)
+        copies = [[edit.at, edit.copy_of] for edit in edits]
+        rule = f"{step} of {self.total_steps} updates are done; copies change the function, and the loss jumps"
+        facts = {"layers": size, "before": now, "order": self.order, "copies": copies}
+        return Decision(state, (Change("stack", rule, tuple(edits), facts=facts),))
+
+    def _stacked(self, plan: Plan, size: int) -> list[AddBlock]:
+        now = len(plan.layers)
+        return [AddBlock(new, (new - now) % now, plan.target[new]) for new in range(now, size)]
+
+    def _interleaved(self, plan: Plan, size: int) -> list[AddBlock]:
+        """Copies behind their sources, from the last block to the first, whose places do not change meanwhile."""
+        now, final = len(plan.layers), len(plan.target)
+        edits = []
+        counts = Counter(new * now // size for new in range(size))
+        for source in reversed(range(now)):
+            begin = source * size // now
+            for new in reversed(range(begin + 1, begin + counts[source])):
+                edits.append(AddBlock(source + 1, source, plan.target[new * final // size]))
+        return edits

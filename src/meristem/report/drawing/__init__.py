@@ -1,0 +1,1 @@
+"""How every picture is drawn: elements of SVG, colours, scales, plotting areas with axes, panels over each other."""
