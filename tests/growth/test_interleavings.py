@@ -32,7 +32,7 @@ START = Plan(
     gates=Gates(PASSES, LOOPED, trained=True),
 )  # fmt: skip
 MOST_BLOCKS, MOST_HEADS = 5, 5
-ROUNDING = {"rtol": 1e-10, "atol": 1e-12}
+ROUNDING: dict[str, Any] = {"rtol": 1e-10, "atol": 1e-12}
 
 
 def tokens(seed: int) -> Tensor:
