@@ -110,8 +110,8 @@ def test_what_another_criterion_does_not_use_is_known_and_its_intervals_are_its_
             IncrtConfig(**given).unused("none")
         )
     assert IncrtConfig().unused("none") == ""
-    policies = [IncrtConfig(criterion="published", numerics=name).policy(100) for name in ("author", "repaired")]
-    assert [policy.decide_every for policy in policies] == [5, 50]
+    policies = [IncrtConfig(criterion="published", numerics=name).policies(100)[0] for name in ("author", "repaired")]
+    assert [getattr(policy, "decide_every", None) for policy in policies] == [5, 50]
 
 
 @pytest.mark.parametrize(

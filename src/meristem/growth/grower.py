@@ -244,7 +244,7 @@ class _Step:
 def _named(policies: Sequence[Policy]) -> dict[str, Policy]:
     """The policies by their names, in order."""
     if isinstance(policies, Policy):
-        raise InputError("policies", policies.title, "must be a list of policies, such as [Sgt(total_steps=5000)]")
+        raise InputError("policies", policies.title, "must be in a list of policies, if only one")
     named: dict[str, Policy] = {}
     for policy in policies:
         if not isinstance(policy, Policy):

@@ -11,7 +11,7 @@ from itertools import pairwise
 from statistics import median
 
 from meristem.report.curves import Curve, finite_points, loss_range, smoothed, thinned
-from meristem.report.drawing.colours import BACKGROUND, BLUE, GREEN, INK, MUTED, ORANGE, PURPLE, shade
+from meristem.report.drawing.colours import BACKGROUND, BLUE, GREEN, GRID, INK, MUTED, ORANGE, PURPLE, shade
 from meristem.report.drawing.elements import Box, Point, area, badge, band, boxes, circle, dot, polyline, text
 from meristem.report.drawing.frame import EndLabel, Frame, LegendEntry, apart, caption, end_labels, layer_names
 from meristem.report.drawing.numbers import loss_text
@@ -116,13 +116,15 @@ def _rows(history: HeadHistory, frame: Frame) -> list[str]:
     for layer, stretches in enumerate(history.counts):
         for (since, count), (until, _) in pairwise([*stretches, (history.last_step, 0)]):
             cells[count].append((frame.x(since), frame.y(layer + 1), frame.x(until) - frame.x(since), height))
-    rows = [boxes(where, shade(_darkness(history, count))) for count, where in sorted(cells.items())]
+    rows = [  # a layer without heads is not born yet
+        boxes(where, shade(_darkness(history, count)) if count else GRID) for count, where in sorted(cells.items())
+    ]
     return [*layer_names(frame, len(history.layers)), *rows]
 
 
 def _darkness(history: HeadHistory, count: int) -> float:
     """Of so many heads among those of all layers; not so dark that a ring on it is hard to see."""
-    counts = [count for layer in history.counts for _, count in layer]
+    counts = [count for layer in history.counts for _, count in layer if count]
     return 0.12 + 0.6 * (count - min(counts)) / max(1, max(counts) - min(counts))
 
 
@@ -137,7 +139,7 @@ def _row_marks(history: HeadHistory, frame: Frame) -> list[str]:
             radius = min(_radius(places), 0.46 * row)
             parts += _mark(place, count, radius, is_birth=count > before, colour=ORANGE)
         first = stretches[0][1]
-        if not places or places[0][0] > frame.left + 30:
+        if first and (not places or places[0][0] > frame.left + 30):
             ink = BACKGROUND if _darkness(history, first) > 0.5 else INK
             parts.append(text((frame.left + 8, middle), f"{first}", size=size - 1, colour=ink))
         parts += [_spared((frame.x(entry["step"]), middle)) for entry in history.spared if entry["layer"] == layer]
