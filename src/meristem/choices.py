@@ -20,7 +20,7 @@ OnDivergence = Literal["stop", "rewind"]
 TrackerName = Literal["tensorboard", "trackio", "wandb"]
 
 GrowthPolicy = Literal["none", "sgt", "incrt"]
-BenchPolicy = Literal["sgt", "incrt"]
+BenchPolicy = Literal["sgt", "incrt", "stack"]
 Unit = Literal["head", "block"]
 LoopedHeads = Literal["high", "low", "random", "all"]
 GrowthOrder = Literal["deep_first", "shallow_first"]

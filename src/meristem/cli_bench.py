@@ -84,7 +84,10 @@ def bench_growth(
     looped: Annotated[str, typer.Option(help="With sgt: looped heads of each.")] = "3,7",
     passes: Annotated[int, typer.Option(help="With sgt: most extra passes of a layer.")] = 3,
     policy: Annotated[
-        BenchPolicy, typer.Option(help="What grows: loops, or heads, from one to all in every layer.")
+        BenchPolicy,
+        typer.Option(
+            help="What grows: loops; heads, from one to all in every layer; or blocks, from half of them to all."
+        ),
     ] = "sgt",
     classes: Annotated[int | None, typer.Option(help="With incrt: a classifier of so many classes.")] = None,
     feed_every: Annotated[int, typer.Option(help="With incrt: steps between two looks at the demand.")] = 25,
@@ -97,6 +100,7 @@ def bench_growth(
     """What growth costs: step time with loops, pauses at births, what is measured; in one run."""
     from meristem.bench.heads_cost import compare_heads, heads_text
     from meristem.bench.loops_cost import compare_growth, growth_text
+    from meristem.bench.stack_cost import measure_stack, stack_text
     from meristem.devices import choose_device
     from meristem.plan import Plan
 
@@ -112,6 +116,10 @@ def bench_growth(
     if policy == "incrt":
         report = compare_heads(plan, place, feed_every=feed_every, **common)
         print(heads_text(report))
+    elif policy == "stack":
+        few = {key: common[key] for key in ("batch", "steps", "compile")}
+        report = measure_stack(plan, place, start_layers=layers // 2, **few)
+        print(stack_text(report))
     else:
         where, which = integers("grown", grown), integers("looped", looped)
         report = compare_growth(plan, place, layers=tuple(where), heads=tuple(which), passes=passes, **common)
