@@ -15,7 +15,6 @@ from meristem.errors import InputError, RunError, shown
 from meristem.files import read_json, sha256_of, write_atomically
 from meristem.plan import Plan
 from meristem.config import RESUMABLE, Config, build_config, known_values
-from meristem.config.former import is_former, translated
 
 FORMAT = "meristem-origin/1"
 ORIGIN_FILE = "origin.json"
@@ -73,8 +72,7 @@ class Origin:
 
     def check(self, folder: Path, config: Config, plan: Plan) -> None:
         """Refuse a run whose settings, plan, tokenizer or recipe are not those that it began with."""
-        began_with = translated(self.settings) if is_former(self.settings) else self.settings
-        first = _lasting(build_config({key: value for key, value in began_with.items() if value is not None}))
+        first = _lasting(build_config({key: value for key, value in self.settings.items() if value is not None}))
         now = _lasting(config)
         for name in {**first, **now}:
             value, began = now.get(name), first.get(name)
