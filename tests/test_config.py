@@ -657,6 +657,13 @@ def test_of_keys_of_before_and_of_today_the_last_holds(
     assert load_config(saved(tmp_path, text), arguments.split()).build_policies() == expected
 
 
+def test_what_is_usual_for_a_policy_is_not_handed_to_the_one_in_its_place() -> None:
+    """The configuration of a run has every setting of its policies."""
+    config = build_config({**STEPS, **policies("incrt", "prune", incrt={"max_heads": 9})})
+    exchanged = override(config, ["--incrt.criterion", "published"])
+    assert exchanged.build_policies() == [Published("author", 1000, max_heads=9)]
+
+
 @pytest.mark.parametrize(
     ("given", "unused"),
     [

@@ -51,7 +51,7 @@ def translated(values: Mapping[str, Any], note: Callable[[str], None] | None = N
     new: dict[str, Any] = {}
     idle = []
     for key, value in values.items():
-        places = [*_places(key, value, choosing, names)] if key in FORMER else [*_moved(key, exchanged)]
+        places = [*_places(key, value, choosing, names)] if key in FORMER else [*_moved(key, value, exchanged)]
         new |= {place: value for place in places if key not in FORMER or _counts(place, value, names)}
         if not places and key not in CHOOSING and not _is_usual(key, value):
             idle.append(key)
@@ -108,13 +108,13 @@ def _policies(today: Sequence[str], choosing: Mapping[str, Any]) -> tuple[list[s
     return names, {old: new for old, new in exchanged.items() if old != new}
 
 
-def _moved(key: str, exchanged: Mapping[str, str]) -> Iterator[str]:
+def _moved(key: str, value: Any, exchanged: Mapping[str, str]) -> Iterator[str]:
     """A key of today: itself, or that of the policy that its own was exchanged for, if it has such a setting."""
     section, _, rest = key.partition(".")
     policy, _, name = rest.partition(".")
     if section != "growth" or policy not in exchanged:
         yield key
-    elif (new := _renamed(exchanged[policy], name)) in _fields(exchanged[policy]):
+    elif not _is_usual(key, value) and (new := _renamed(exchanged[policy], name)) in _fields(exchanged[policy]):
         yield f"growth.{exchanged[policy]}.{new}"
 
 
