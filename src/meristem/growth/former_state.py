@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -55,7 +56,7 @@ def former(
     return {
         "version": 1,
         "done": data["done"],
-        "plan": _plan(data, plan, policies).to_dict(),
+        "plan": json.loads(_plan(data, plan, policies).to_json()),
         "policies": {name: entries[name] for name in policies if name in entries},
         "gauges": gauges,
     }
