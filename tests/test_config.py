@@ -86,7 +86,10 @@ TABLES: dict[str, dict[str, Any]] = {
     "block_loop": {**LOOPED, "like": "run", "times": 2},
     "observe": {"every": 7, "probe": "fused", "rows": 4, "sequences": 3},
 }  # fmt: skip
-NAMED = {"static_loops": {"layers": [4, 2], "heads": "all"}, "block_loop": {"layers": [4, 2]}}
+NAMED: dict[str, dict[str, Any]] = {
+    "static_loops": {"layers": [4, 2], "heads": "all"},
+    "block_loop": {"layers": [4, 2]},
+}
 
 
 def saved(tmp_path: Path, text: str) -> Path:
@@ -150,7 +153,8 @@ def test_all_policies_are_built_in_their_order_for_the_length_of_the_run() -> No
 
 @pytest.mark.parametrize("name", POLICIES)
 def test_defaults_are_those_of_the_policy(name: str) -> None:
-    needed = {"random_births": {"births": 2}, **NAMED}.get(name, {})
+    required: dict[str, dict[str, Any]] = {"random_births": {"births": 2}, **NAMED}
+    needed = required.get(name, {})
     config = build_config(policies(name, **({name: needed} if needed else {})))
     length = {"total_steps": 1000} if name != "prune" and not POLICIES[name].static else {}
     given = {key: tuple(value) if isinstance(value, list) else value for key, value in needed.items()}

@@ -119,12 +119,13 @@ def _imported(name: str) -> Any:
     here = str(Path.cwd())
     sys.path.insert(0, here)
     try:
-        found = getattr(importlib.import_module(module), own)
+        found: Any = getattr(importlib.import_module(module), own)
     except (ImportError, AttributeError) as error:
         expected = f"cannot be imported ({error}); its module must be in the present folder or installed"
         raise InputError("growth.policies", name, expected) from None
     finally:
         sys.path.remove(here)
-    if not (isinstance(found, type) and issubclass(found, Policy) and dataclasses.is_dataclass(found)):
+    derived = isinstance(found, type) and issubclass(found, Policy)
+    if not derived or not dataclasses.is_dataclass(found):
         raise InputError("growth.policies", name, "must be a dataclass that derives from meristem.growth.Policy")
     return found
