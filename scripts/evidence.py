@@ -18,7 +18,7 @@ import math
 import shutil
 import statistics
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +26,11 @@ import torch
 import torch._dynamo
 
 from meristem.comparison import paired_difference
-from meristem.config import Config, GrowthConfig, build_config, flatten, load_config
+from meristem.config import Config, build_config, flatten, load_config
 from meristem.data import TokenData
 from meristem.gauges import mean_distances
 from meristem.growth.events import expected_heads
+from meristem.growth.policies import POLICIES
 from meristem.model import Decoder
 from meristem.runs.folder import LoadedRun, load_run
 from meristem.training.held_out import held_out_loss, held_out_windows
@@ -49,27 +50,32 @@ class Study:
     pairs: tuple[tuple[str, str], ...]
 
 
-def static(arm: str) -> dict[str, Any]:
-    """What another arm has grown, from the start; settings of births, which an override may hold, are left out."""
-    usual = {f"growth.{name}": getattr(GrowthConfig, name) for name in ("start", "window", "beta", "birth")}
-    return {"growth.like": arm, **usual}
+def static(arm: str, policy: str = "static_loops") -> dict[str, Any]:
+    """What another arm has grown, from the start."""
+    return {"growth.policies": [policy], f"growth.{policy}.like": arm}
 
 
 def fixed(heads: int) -> dict[str, Any]:
     """So many heads in every layer from first to last."""
-    return {"growth.policy": "none", "model.heads": heads}
+    return {"growth.policies": [], "model.heads": heads}
+
+
+def random_births(births: int | str) -> dict[str, Any]:
+    """So many heads, or as many as another arm found, at random times."""
+    return {"growth.policies": ["random_births"], "growth.random_births.births": births}
 
 
 # At the intervals that were published; it would go on to the width and beyond.
-PUBLISHED = {
-    "incrt.criterion": "published", "incrt.feed_every": 5, "incrt.decide_every": 5, "incrt.max_heads": 32,
+PUBLISHED: dict[str, Any] = {
+    "growth.policies": ["published"], "growth.published.feed_every": 5, "growth.published.decide_every": 5,
+    "growth.published.max_heads": 32,
 }  # fmt: skip
 # Heads found by the demand of the task, beside other criteria and fixed numbers.
 HEADS: dict[str, dict[str, Any]] = {
     "demand": {},
     "author": PUBLISHED,
-    "repaired": {**PUBLISHED, "incrt.numerics": "repaired", "incrt.decide_every": 50},
-    "7 random births": {"incrt.criterion": "random", "incrt.births": 7},
+    "repaired": {**PUBLISHED, "growth.published.numerics": "repaired", "growth.published.decide_every": 50},
+    "7 random births": random_births(7),
     **{f"K={heads}": fixed(heads) for heads in (1, 2, 4, 8, 12)},
 }
 HEAD_PAIRS = (
@@ -94,13 +100,13 @@ STUDIES = {
         "sgt-51m.toml",
         "vanilla",
         {
-            "vanilla": {"growth.policy": "none"},
-            "sgt K=1": {"growth.passes": 1},
-            "sgt K=3": {"growth.passes": 3},
-            "block loop": {"growth.unit": "block", **static("sgt K=1")},
-            "random heads": {"growth.heads": "random"},
-            "low-entropy heads": {"growth.heads": "low"},
-            "shallow first": {"growth.order": "shallow_first"},
+            "vanilla": {"growth.policies": []},
+            "sgt K=1": {"growth.sgt.passes": 1},
+            "sgt K=3": {"growth.sgt.passes": 3},
+            "block loop": static("sgt K=1", "block_loop"),
+            "random heads": {"growth.sgt.heads": "random"},
+            "low-entropy heads": {"growth.sgt.heads": "low"},
+            "shallow first": {"growth.sgt.order": "shallow_first"},
             "static": static("sgt K=1"),
         },
         (
@@ -118,8 +124,8 @@ STUDIES = {
         "K=8",
         {
             "demand": {}, **{f"K={heads}": fixed(heads) for heads in (8, 1, 2, 3, 4, 5)},
-            "same heads": {"growth.policy": "none", "model.plan": "demand"},
-            "random births": {"incrt.criterion": "random", "incrt.births": "demand"},
+            "same heads": {"growth.policies": [], "model.plan": "demand"},
+            "random births": random_births("demand"),
             "half the rate": {"optimizer.lr": 1e-3}, "twice the rate": {"optimizer.lr": 4e-3},
             "half the batch": {"train.batch_size": 16}, "twice the batch": {"train.batch_size": 64},
         },
@@ -130,18 +136,26 @@ STUDIES = {
 
 def settings(study: str, arm: str, seed: int, there: list[dict[str, Any]], options: argparse.Namespace) -> Config:
     """The configuration of one run."""
+    base = flatten(load_config(CONFIGS / STUDIES[study].config))
     changes = {
-        "data.path": str(options.data), "data.seed": seed, "train.seed": seed, "growth.seed": seed, "incrt.seed": seed,
+        "data.path": str(options.data), "data.seed": seed, "train.seed": seed,
         "eval.every": 0, "log.every": 20, "checkpoint.every": 0,
         **({"train.steps": options.steps} if options.steps else {}),
         **json.loads(options.override), **STUDIES[study].arms[arm],
     }  # fmt: skip
-    for key in ("growth.like", "model.plan"):
+    for key in ("growth.static_loops.like", "growth.block_loop.like", "model.plan"):
         if key in changes:
             changes[key] = str(grown_plan(changes[key], seed, there, options))
-    if isinstance(changes.get("incrt.births"), str):
-        changes["incrt.births"] = births_of(changes["incrt.births"], seed, there, options)
-    return build_config({**flatten(load_config(CONFIGS / STUDIES[study].config)), **changes})
+    births = changes.get("growth.random_births.births")
+    if isinstance(births, str):
+        changes["growth.random_births.births"] = births_of(births, seed, there, options)
+    if births is not None:  # when, and how many at most, as by demand
+        same = ("feed_every", "decide_every", "warm_up", "max_heads")
+        changes |= {f"growth.random_births.{name}": base[f"growth.incrt.{name}"] for name in same}
+    values = {**base, **changes}
+    names = values["growth.policies"]
+    values |= {f"growth.{name}.seed": seed for name in names if "seed" in {e.name for e in fields(POLICIES[name])}}
+    return build_config({key: v for key, v in values.items() if key.count(".") == 1 or key.split(".")[1] in names})
 
 
 def run_of(result: dict[str, Any]) -> tuple[str, str, int]:

@@ -23,8 +23,9 @@ from commands import Call, Said
 from meristem import __version__
 from meristem.cli import main
 from meristem.config import all_settings, build_config, load_config
+from meristem.gauges import entropy
 from meristem.gauges.entropy import EntropyGauge, HeadReadings, read_heads
-from meristem.growth import LoopHeads, RepeatBlock, grower
+from meristem.growth import LoopHeads, RepeatBlock
 from meristem.model import Decoder
 from meristem.plan import Plan
 from meristem.runs.checkpoint import list_checkpoints
@@ -273,7 +274,7 @@ def test_eval_measures_and_draws(place: Path, call: Call, tmp_path: Path) -> Non
 
 def test_growth_is_drawn_after_training_and_evaluation(place: Path, call: Call, tmp_path: Path) -> None:
     run, picture = tmp_path / "run", tmp_path / "run" / "growth.svg"
-    growth = ("--growth.policy", "sgt", "--growth.start", "2", "--growth.window", "3")
+    growth = ("--growth.policies", "sgt", "--growth.sgt.start", "2", "--growth.sgt.window", "3")
     assert call("train", place / "tiny.toml", "--out", run, "--train.steps", "8", *growth).code == 0
     ElementTree.parse(picture)
     picture.unlink()
@@ -306,9 +307,9 @@ def test_the_plan_of_a_run(call: Call, place: Path, tmp_path: Path) -> None:
     refused(call("plan", "--plan", tmp_path / "none"), "none: cannot be read")
 
 
-@pytest.mark.parametrize("observe", ["true", "false"])
+@pytest.mark.parametrize("policies", ["observe,sgt", "sgt"])
 def test_an_entropy_that_is_not_finite_spoils_no_picture(
-    observe: str, place: Path, call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    policies: str, place: Path, call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In entropy.jsonl or events.jsonl it is null, and in the picture a gap."""
 
@@ -318,14 +319,14 @@ def test_an_entropy_that_is_not_finite_spoils_no_picture(
         return readings
 
     calls = itertools.count(1)
-    monkeypatch.setattr(grower, "read_heads", read)
+    monkeypatch.setattr(entropy, "read_heads", read)
     run, picture = tmp_path / "run", tmp_path / "run" / "growth.svg"
-    growth = ("--growth.policy", "sgt", "--growth.start", "2", "--growth.window", "3", "--growth.observe", observe)
+    growth = ("--growth.policies", policies, "--growth.sgt.start", "2", "--growth.sgt.window", "3")
     said = call("train", place / "tiny.toml", "--out", run, "--train.steps", "8", *growth)
     assert said.code == 0, said.err
     assert "no growth (an entropy is not finite" in said.out
     folder = RunFolder.open(run)
-    log = folder.entropy if observe == "true" else folder.events
+    log = folder.entropy if "observe" in policies else folder.events
     first = next(entry for entry in folder.read(log) if "head_entropy" in entry)
     assert first["head_entropy"][1][-1] is None
     ElementTree.parse(picture)
@@ -492,7 +493,9 @@ def test_the_help_of_train_lists_every_setting_with_choices_and_default(call: Ca
     for setting in all_settings():
         assert f" --{setting.key} " in said
     assert "--train.on_divergence stop|rewind [default: stop]" in said
-    assert "--growth.policy none|sgt|incrt [default: none]" in said
+    assert "--growth.policies TEXT,... [default: not given]" in said
+    assert "--growth.sgt.heads high|low|random|all [default: high]" in said
+    assert "--growth.stack.at NUMBER,... [default: 0.3]" in said
     assert "--log.trackers tensorboard|trackio|wandb,... [default: not given]" in said
 
 
@@ -531,7 +534,7 @@ def test_flags_are_named_by_the_command_line_only() -> None:
     source = Path(meristem.__file__).parent
     found = []
     for path in source.rglob("*.py"):
-        if path.name.startswith("cli") or path.name in ("config.py", "start.py"):
+        if path.name.startswith("cli") or path.name in ("reading.py", "start.py"):
             continue
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             text = node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""

@@ -3,27 +3,45 @@
 from __future__ import annotations
 
 import math
-from dataclasses import FrozenInstanceError, asdict, fields
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import FrozenInstanceError, fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from commands import Call
 from meristem.config import (
     Config,
-    IncrtConfig,
     TrainConfig,
+    all_settings,
     build_config,
+    check_resumable,
     flatten,
     load_config,
+    override,
     parse_overrides,
 )
 from meristem.errors import InputError, RunError
-from meristem.growth import Sgt
+from meristem.growth import (
+    BlockLoop,
+    Incrt,
+    Observe,
+    Policy,
+    Prune,
+    Published,
+    RandomBirths,
+    Sgt,
+    Stack,
+    StaticLoops,
+)
+from meristem.growth.policies import POLICIES
 from meristem.runs.folder import RunFolder
 from meristem.training.loop import train
 from training.helpers import tiny_config
 
+OLD = Path(__file__).parent / "fixtures" / "runs-2026-11-16"
 # Every field away from its default, and text that needs care in TOML.
 UNUSUAL: dict[str, Any] = {
     "model.layers": 3, "model.width": 96, "model.heads": 6, "model.schedule": "shuffle", "model.head_list": [2, 3],
@@ -36,18 +54,42 @@ UNUSUAL: dict[str, Any] = {
     "optimizer.warmup": 0.1, "optimizer.final": 0.0, "optimizer.beta1": 0.8, "optimizer.beta2": 0.99,
     "optimizer.eps": 1e-9, "optimizer.weight_decay": 0.01, "optimizer.clip": 0.0, "eval.every": 0,
     "eval.windows": 2, "eval.batch": 1, "checkpoint.every": 0, "checkpoint.keep": 9, "log.every": 2,
-    "log.trackers": ["wandb", "tensorboard"], "growth.policy": "sgt", "growth.unit": "block", "growth.passes": 2,
-    "growth.heads": "low", "growth.heads_per_layer": 3, "growth.layers": [4, 2], "growth.max_layers": 2,
-    "growth.shortlist": 5, "growth.excluded": [0, 1], "growth.order": "shallow_first", "growth.start": 0.1,
-    "growth.window": 20.0, "growth.beta": 0.9, "growth.birth": "paper", "growth.train_gates": False, "growth.seed": 3,
-    "growth.observe": True, "growth.observe_every": 7, "growth.probe": "fused", "growth.rows": 4,
-    "growth.like": "run", "incrt.criterion": "random", "incrt.numerics": "repaired",
-    "incrt.births": 2, "incrt.feed_every": 3, "incrt.decide_every": 20, "incrt.calibration": 9,
-    "incrt.cool_down": 90, "incrt.warm_up": 70, "incrt.last_birth": 0.5, "incrt.max_heads": 7,
-    "incrt.certainty": 3.0, "incrt.feeds": 5, "incrt.share": 0.2, "incrt.steady": 0.7, "incrt.plateau": 0.3,
-    "incrt.hits": 3, "incrt.prune": False, "incrt.grace": 50, "incrt.redundant": 0.01, "incrt.tolerance": 0.02,
-    "incrt.seed": 4,
+    "log.trackers": ["wandb", "tensorboard"], "growth.policies": ["prune", "stack"],
 }  # fmt: skip
+# The same of every policy.
+BIRTHS: dict[str, Any] = {
+    "start_heads": 2, "feed_every": 3, "decide_every": 21, "last_birth": 0.5, "max_heads": 7, "seed": 4,
+}  # fmt: skip
+LOOPED: dict[str, Any] = {
+    "heads_per_layer": 3, "max_layers": 2, "shortlist": 5, "excluded": [0, 1], "order": "shallow_first",
+}  # fmt: skip
+TABLES: dict[str, dict[str, Any]] = {
+    "stack": {"start_layers": 3, "at": [0.3, 600.0], "order": "interleave"},
+    "incrt": {
+        **BIRTHS, "calibration": 9, "cool_down": 90, "warm_up": 70, "certainty": 3.0, "share": 0.2, "steady": 0.7,
+        "plateau": 0.3, "hits": 3, "feeds": 5,
+    },
+    "prune": {
+        "decide_every": 20, "cool_down": 90, "grace": 50, "redundant": 0.01, "patience": 2, "tolerance": 0.02,
+        "sequences": 33,
+    },
+    "published": {
+        **BIRTHS, "numerics": "repaired", "share": 0.2, "lower_share": 0.4, "complexity": 3.0, "accuracy": 0.1,
+        "prune": False, "quiet_share": 0.02, "patience": 50,
+    },
+    "random_births": {**BIRTHS, "births": 2, "warm_up": 70},
+    "sgt": {
+        **LOOPED, "passes": 2, "start": 0.1, "window": 20.0, "beta": 0.9, "heads": "low", "birth": "paper",
+        "train_gates": False, "seed": 3, "probe": "fused", "rows": 4, "sequences": 3,
+    },
+    "static_loops": {**LOOPED, "like": "run", "passes": 2, "heads": "low", "train_gates": False, "seed": 3},
+    "block_loop": {**LOOPED, "like": "run", "times": 2},
+    "observe": {"every": 7, "probe": "fused", "rows": 4, "sequences": 3},
+}  # fmt: skip
+NAMED: dict[str, dict[str, Any]] = {
+    "static_loops": {"layers": [4, 2], "heads": "all"},
+    "block_loop": {"layers": [4, 2]},
+}
 
 
 def saved(tmp_path: Path, text: str) -> Path:
@@ -56,97 +98,94 @@ def saved(tmp_path: Path, text: str) -> Path:
     return path
 
 
-# What may be given together: a structure that grows, one like another run's, and blocks of named layers.
-APART = ("growth.unit", "growth.layers", "growth.like", "incrt.numerics", "incrt.prune")
-GROWS = {k: v for k, v in UNUSUAL.items() if k not in APART}
-OTHERS: tuple[dict[str, Any], ...] = (
-    {"growth.policy": "sgt", "growth.like": UNUSUAL["growth.like"], "growth.order": UNUSUAL["growth.order"]},
-    {"growth.policy": "sgt", "growth.unit": UNUSUAL["growth.unit"], "growth.layers": UNUSUAL["growth.layers"]},
-    {"incrt.criterion": "published", "incrt.numerics": UNUSUAL["incrt.numerics"]},
-    {"incrt.prune": UNUSUAL["incrt.prune"]},
-)
+def policies(*names: str, **tables: dict[str, Any]) -> dict[str, Any]:
+    """Values of the growth section."""
+    keys = {f"growth.{name}.{key}": value for name, table in tables.items() for key, value in table.items()}
+    return {"growth.policies": [*names], **keys}
+
+
+# --- there and back --------------------------------------------------------------------------------------------------
 
 
 def test_every_field_comes_back_through_toml(tmp_path: Path) -> None:
     default = Config()
-    assert set(UNUSUAL) == {f"{s.name}.{e.name}" for s in fields(Config) for e in fields(getattr(default, s.name))}
-    assert set(UNUSUAL) == set(GROWS).union(*OTHERS)
-    for values in (GROWS, *OTHERS):
-        config = build_config(values)
-        assert all(config[key] != default[key] for key in values)
-        assert load_config(saved(tmp_path, config.to_toml())) == config
+    plain = {f"{s.name}.{e.name}" for s in fields(Config) for e in fields(getattr(default, s.name))}
+    assert set(UNUSUAL) == plain - {"growth.tables"}
+    config = build_config(UNUSUAL)
+    assert all(config[key] != default[key] for key in UNUSUAL)
+    assert load_config(saved(tmp_path, config.to_toml())) == config
     assert load_config(saved(tmp_path, default.to_toml())) == default
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"numerics": "repaired"}, "incrt.numerics = 'repaired': does nothing without incrt.criterion = 'published'"),
-        ({"prune": False, "grace": 5}, "incrt.grace = 5: does nothing with incrt.prune = false"),
-        ({"criterion": "random"}, "incrt.births = 0: must be at least 1"),
-        ({"criterion": "random", "births": 1, "warm_up": -1}, "incrt.warm_up = -1"),
-        ({"last_birth": math.inf}, "incrt.last_birth = inf"),
-        ({"certainty": math.inf}, "incrt.certainty = inf"),
-    ],
-)
-def test_settings_of_heads_that_do_nothing_are_refused(given: dict[str, Any], message: str) -> None:
-    with pytest.raises(InputError) as caught:
-        build_config({f"incrt.{name}": value for name, value in given.items()})
-    assert message in str(caught.value)
+@pytest.mark.parametrize("name", POLICIES)
+def test_every_setting_of_a_policy_comes_back_through_toml(name: str, tmp_path: Path) -> None:
+    known = {entry.name: entry for entry in fields(POLICIES[name]) if entry.name != "total_steps"}
+    assert {*TABLES[name], *NAMED.get(name, {})} == known.keys()
+    for table in (TABLES[name], *(NAMED[name] for _ in range(name in NAMED))):
+        config = build_config(policies(name, **{name: table}))
+        assert load_config(saved(tmp_path, config.to_toml())) == config
+        for key, value in table.items():
+            given = tuple(value) if isinstance(value, list) else value
+            assert config[f"growth.{name}.{key}"] == given != known[key].default
+            assert getattr(config.policy(name), key) == given
+        assert build_config(flatten(config)) == override(config, []) == config
+        whole = {entry for entry, value in config.growth.settings(name).items() if value is not None}
+        assert config.growth.tables[name].keys() == whole  # defaults may change, a run's own settings do not
 
 
-def test_what_another_criterion_does_not_use_is_known_and_its_intervals_are_its_own() -> None:
-    given: dict[str, Any] = {"cool_down": 7, "warm_up": 8, "grace": 9, "share": 0.5}
-    arms: tuple[tuple[dict[str, Any], list[str]], ...] = (
-        ({"criterion": "demand"}, []),
-        ({"criterion": "published", "numerics": "repaired"}, ["cool_down", "warm_up", "grace"]),
-        ({"criterion": "random", "births": 1}, ["cool_down", "share", "grace"]),
-    )
-    for criterion, unused in arms:
-        config = IncrtConfig(**given, **criterion)
-        named = f"{', '.join(f'incrt.{name}' for name in unused)}: of no use with incrt.criterion = "
-        assert config.unused("incrt") == (f"{named}{config.criterion!r}" if unused else "")
-        assert "incrt.cool_down, incrt.warm_up, incrt.share, incrt.grace: of no use with growth.policy" in (
-            IncrtConfig(**given).unused("none")
-        )
-    assert IncrtConfig().unused("none") == ""
-    policies = [IncrtConfig(criterion="published", numerics=name).policies(100)[0] for name in ("author", "repaired")]
-    assert [getattr(policy, "decide_every", None) for policy in policies] == [5, 50]
+def test_a_table_without_settings_is_as_good_as_none(tmp_path: Path) -> None:
+    config = load_config(saved(tmp_path, "[growth]\npolicies = ['sgt', 'm:Own']\n[growth.observe]\n[growth.own]"))
+    assert config == build_config(policies("sgt", "m:Own"))
 
 
-@pytest.mark.parametrize(
-    ("given", "idle", "reason"),
-    [
-        ({}, ["observe_every"], "without growth.observe"),
-        ({"like": "run"}, ["start", "window", "beta", "birth"], "with growth.layers or growth.like"),
-        ({"layers": [4], "heads": "random"}, ["start", "window", "beta", "birth"], "with growth.layers or growth.like"),
-        ({"layers": [4], "heads": "random"}, ["order", "shortlist", "max_layers", "excluded"], "with growth.layers,"),
-        ({"like": "run", "unit": "block"}, ["heads", "train_gates"], "with growth.unit = 'block'"),
-        ({"layers": [4], "unit": "block"}, ["heads", "train_gates", "heads_per_layer"], "with growth.unit = 'block'"),
-    ],
-)
-def test_settings_that_would_do_nothing_are_refused(given: dict[str, Any], idle: list[str], reason: str) -> None:
-    values = {"growth.policy": "sgt", **{f"growth.{name}": value for name, value in given.items()}}
-    build_config(values)
-    for name in (f"growth.{name}" for name in idle):
-        with pytest.raises(InputError) as error:
-            build_config({**values, name: UNUSUAL[name]})
-        assert error.value.field == name
-        assert error.value.expected.startswith(f"does nothing {reason}")
+def test_all_policies_are_built_in_their_order_for_the_length_of_the_run() -> None:
+    names = ["observe", "stack", "incrt", "prune", "sgt"]
+    tables = {name: TABLES[name] for name in names if name != "observe"}
+    config = build_config({"train.steps": 1000, **policies(*names, **tables)})
+    built = config.build_policies()
+    assert [policy.title for policy in built] == names
+    assert [getattr(policy, "total_steps", None) for policy in built] == [1000, 1000, 1000, None, 1000]
+    assert built[1] == Stack(1000, start_layers=3, at=(0.3, 600.0), order="interleave")
+    assert config.policy("published") is None
+    assert config.growth.has("published", "sgt")
+    assert not config.growth.has("published")
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_defaults_are_those_of_the_policy(name: str) -> None:
+    required: dict[str, dict[str, Any]] = {"random_births": {"births": 2}, **NAMED}
+    needed = required.get(name, {})
+    config = build_config(policies(name, **({name: needed} if needed else {})))
+    length = {"total_steps": 1000} if name != "prune" and not POLICIES[name].static else {}
+    given = {key: tuple(value) if isinstance(value, list) else value for key, value in needed.items()}
+    assert config.build_policies() == [POLICIES[name](**given, **length)]
+    shown = {setting.key: setting.default for setting in all_settings()}
+    assert shown["growth.sgt.excluded"] == "0"
+    assert shown["growth.prune.grace"] == "not given"
 
 
 def test_a_run_keeps_the_resolved_configuration(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(data.parent)
     path = saved(tmp_path, tiny_config(Path("data"), train__steps=9).to_toml())
-    resolved = load_config(path, ["--train.steps", "1", "--log.every=3"])
+    resolved = load_config(path, ["--train.steps", "1", "--log.every=3", "--growth.policies", "observe"])
     train(resolved, tmp_path / "run")
     stored = RunFolder.open(tmp_path / "run").config
-    assert stored == tiny_config(data.resolve(), train__steps=1, log__every=3)
+    assert stored == tiny_config(data.resolve(), train__steps=1, log__every=3, growth__policies=["observe"])
 
 
 def test_configurations_are_frozen() -> None:
     with pytest.raises(FrozenInstanceError):
         TrainConfig().steps = 3  # type: ignore[misc]
+
+
+def test_flattening_leaves_out_what_is_not_given() -> None:
+    flat = flatten(Config())
+    assert "train.micro_batch" not in flat
+    assert flat["train.steps"] == Config().train.steps
+    assert build_config(flat) == Config()
+
+
+# --- what is refused -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -157,6 +196,7 @@ def test_configurations_are_frozen() -> None:
         ("[train]\nsteps = 0", r"train\.steps = 0: must be at least 1"),
         ("[train]\nstep = 3", r"train\.step = 3: unknown key; did you mean train\.steps\?"),
         ("[trian]\nbatch_size = 3", r"trian\.batch_size = 3: unknown key; did you mean train\.batch_size\?"),
+        ("[trian]\nseed = 3", r"trian\.seed = 3: unknown key; did you mean train\.seed\?"),
         ("[optimiser]\n", r"\[optimiser\] = \{\}: unknown section; did you mean \[optimizer\]\?"),
         ("[train]\nseed = -1", r"train\.seed = -1: must be from 0"),
         ("[optimiser]\nlr = 1.0", r"optimiser\.lr = 1\.0: unknown key; did you mean optimizer\.lr\?"),
@@ -167,44 +207,123 @@ def test_configurations_are_frozen() -> None:
         ("[optimizer]\nlr = -1", r"optimizer\.lr = -1\.0: must be 0 or above"),
         ("[optimizer]\nwarmup = nan", r"optimizer\.warmup = nan: must be from 0"),
         ("[checkpoint]\nkeep = 0", r"checkpoint\.keep = 0: must be at least 1"),
-        # Growth is checked as a whole whether anything grows or not.
-        ("[growth]\nbeta = 1.0", r"growth\.beta = 1\.0: must be from 0 to below 1"),
-        ("[growth]\nstart = 1.5", r"growth\.start = 1\.5: must be a part of the run .*, or whole updates"),
-        ("[growth]\nwindow = 0", r"growth\.window = 0\.0: must be a part of the run above 0 and below 1"),
-        (
-            "[growth]\nstart = 0.99",
-            r"growth\.start = 0\.99: together with growth\.window = 0\.05 is more than the run",
-        ),
-        ("[growth]\npasses = 0", r"growth\.passes = 0: must be an integer of at least 1"),
-        ("[growth]\nheads = 'most'", r"growth\.heads = 'most': must be one of high, low, random, all"),
-        ("[growth]\nbirth = 'paper'\nheads = 'all'", r"growth\.birth = 'paper': .*leaves none"),
-        (
-            "[growth]\npolicy = 'sgt'\nheads = 'all'\nlayers = [1, 2, 1]",
-            r"growth\.layers = \(1, 2, 1\): must be distinct",
-        ),
-        (
-            "[log]\ntrackers = ['tensorbord']",
-            r"log\.trackers = 'tensorbord': must be one of tensorboard, tra",
-        ),
+        ("[log]\ntrackers = ['tensorbord']", r"log\.trackers = 'tensorbord': must be one of tensorboard, tra"),
+        # Policies and their tables.
+        ("[growth]\npolicies = 'sgt'", r"growth\.policies = 'sgt': must be a list of str"),
+        ("[growth]\npolicies = ['sgd']", r"growth\.policies = 'sgd': must be among stack, .*; did you mean sgt\?"),
+        ("[growth]\npolicies = ['a b:C']", r"growth\.policies = 'a b:C': must be among"),
+        ("[growth]\npolicies = ['sgt', 'sgt']", r"growth\.policies = 'sgt': must be named once"),
+        ("[growth]\npolicies = ['a:Own', 'b:Own']", r"growth\.policies = 'b:Own': must be named once: .*growth\.own\]"),
+        ("[growth]\npolicies = ['a:Sgt']", r"growth\.policies = 'a:Sgt': must be a class with another name"),
+        ("[growth]\npolices = ['sgt']", r"growth\.polices = \['sgt'\]: unknown key; did you mean growth\.policies\?"),
+        ("[growth]\nsgt = 3", r"growth\.sgt = 3: is a table of settings, \[growth\.sgt\]"),
+        ("[growth.sgd]\npasses = 3", r"growth\.sgd\.passes = 3: unknown key; did you mean growth\.sgt\.passes\?"),
+        ("[growth.prnue]\nseed = 3", r"growth\.prnue\.seed = 3: unknown key; did you mean growth\..*seed\?"),
+        ("[growth.static_lops]\npasses = 3", r"did you mean growth\.static_loops\.passes\?"),
+        ("[growth.sgt]\npases = 3", r"growth\.sgt\.pases = 3: unknown key; did you mean growth\.sgt\.passes\?"),
+        ("[growth.incrtt]\n", r"\[growth\.incrtt\] = \{\}: unknown table; did you mean \[growth\.incrt\]\?"),
+        ("[growth.sgt]\ntotal_steps = 3", r"growth\.sgt\.total_steps = 3: unknown key"),
+        ("[growth.sgt.passes]\nx = 3", r"growth\.sgt\.passes = \{'x': 3\}: must be of type int"),
+        # Tables are checked whether their policy is named or not.
+        ("[growth.sgt]\nbeta = 1.0", r"growth\.sgt\.beta = 1\.0: must be from 0 to below 1"),
+        ("[growth.sgt]\nstart = 1.5", r"growth\.sgt\.start = 1\.5: must be a part of the run .*, or whole updates"),
+        ("[growth.sgt]\nwindow = 0", r"growth\.sgt\.window = 0\.0: must be a part of the run above 0 and below 1"),
+        ("[growth.sgt]\nstart = 0.99", r"growth\.sgt\.start = 0\.99: leaves no time to grow"),
+        ("[growth.sgt]\npasses = 0", r"growth\.sgt\.passes = 0: must be an integer of at least 1"),
+        ("[growth.sgt]\npasses = 1.0", r"growth\.sgt\.passes = 1\.0: must be of type int"),
+        ("[growth.sgt]\nheads = 'most'", r"growth\.sgt\.heads = 'most': must be one of high, low, random, all"),
+        ("[growth.sgt]\nbirth = 'paper'\nheads = 'all'", r"growth\.sgt\.birth = 'paper': .*leaves none"),
+        ("[growth.sgt]\nseed = -1\n[growth]\npolicies = ['sgt']", r"growth\.sgt\.seed = -1: must be from 0"),
+        ("[growth.sgt]\nrows = 0", r"growth\.sgt\.rows = 0"),
+        ("[growth.observe]\nevery = -1", r"growth\.observe\.every = -1"),
+        ("[growth.stack]\nat = 0.3", r"growth\.stack\.at = 0\.3: must be a list of float"),
+        ("[growth.stack]\nat = [0.6, 0.3]", r"growth\.stack\.at = \(0\.6, 0\.3\): must be times that follow"),
+        ("[growth.stack]\norder = 'both'", r"growth\.stack\.order = 'both': must be one of stack, interleave"),
+        ("[growth.incrt]\nlast_birth = inf", r"growth\.incrt\.last_birth = inf: must be above 0 and finite"),
+        ("[growth.incrt]\ncertainty = inf", r"growth\.incrt\.certainty = inf: must be a number below infinity"),
+        ("[growth.incrt]\nstart_heads = -1", r"growth\.incrt\.start_heads = -1"),
+        ("[growth.prune]\nredundant = 2", r"growth\.prune\.redundant = 2\.0: must be from 0 to 1"),
+        ("[growth.published]\nnumerics = 'good'", r"growth\.published\.numerics = 'good': must be one of author, rep"),
+        ("[growth.random_births]\nwarm_up = -1\nbirths = 1", r"growth\.random_births\.warm_up = -1"),
+        ("[growth]\npolicies = ['random_births']", r"growth\.random_births = .*births"),
+        ("[growth]\npolicies = ['static_loops']", r"growth\.static_loops\.layers = \(\): must be named, or else a run"),
+        ("[growth.static_loops]\nheads = 'all'\nlayers = [1, 1]", r"static_loops\.layers = \(1, 1\): must be distinct"),
+        ("[growth.static_loops]\nlayers = [1]", r"growth\.static_loops\.heads = 'high': needs entropies"),
     ],
-)
+)  # fmt: skip
 def test_a_bad_value_is_named_with_what_is_right(text: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=message):
         load_config(saved(tmp_path, text))
 
 
+@pytest.mark.parametrize("key", ["max_layers", "shortlist", "excluded", "order"])
+@pytest.mark.parametrize("name", NAMED)
+def test_settings_that_named_layers_leave_nothing_to_do_are_refused(name: str, key: str) -> None:
+    with pytest.raises(InputError) as error:
+        build_config(policies(name, **{name: {**NAMED[name], key: TABLES[name][key]}}))
+    assert error.value.field == f"growth.{name}.{key}"
+    assert error.value.expected.startswith("does nothing with `layers`")
+
+
+def test_a_table_of_a_policy_that_is_not_named_is_noted(data: Path, tmp_path: Path, call: Call) -> None:
+    config = tiny_config(
+        data, train__steps=1, growth__policies=["observe"], growth__sgt__passes=2, growth__prune__grace=3
+    )
+    said = call("train", saved(tmp_path, config.to_toml()), "--out", tmp_path / "run")
+    assert said.code == 0, said.err
+    assert "growth.sgt, growth.prune: of no use, as growth.policies does not name it" in said.out + said.err
+
+
+def test_a_run_of_any_length_may_be_written_down() -> None:
+    """Whether it is long enough to grow is known when it begins."""
+    config = build_config({"train.steps": 3, "growth.policies": ["sgt"]})
+    assert config["growth.sgt.start"] == 0.05
+    with pytest.raises(InputError, match=r"growth\.sgt\.start = 0\.05: leaves no time to grow"):
+        config.build_policies()
+
+
+def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match=r"none\.toml: cannot be read"):
+        load_config(tmp_path / "none.toml")
+    with pytest.raises(RunError, match=r"config\.toml: not a TOML file"):
+        load_config(saved(tmp_path, "[train\n"))
+    (tmp_path / "config.toml").write_bytes(b"\xff\xfe[train]")
+    with pytest.raises(RunError, match=r"config\.toml: not a UTF-8 text file"):
+        load_config(tmp_path / "config.toml")
+
+
+def test_settings_of_growth_cannot_change_when_a_run_is_resumed() -> None:
+    config = build_config(policies("sgt", "static_loops", static_loops={"like": "run"}))
+    check_resumable(config, override(config, ["--growth.static_loops.like", "moved", "--growth.incrt.hits", "3"]))
+    for change, key in (("--growth.sgt.passes 2", "growth.sgt.passes"), ("--growth.policies sgt", "growth.policies")):
+        with pytest.raises(InputError, match=rf"{key} = .*the run began with"):
+            check_resumable(config, override(config, change.split()))
+
+
+# --- overrides -------------------------------------------------------------------------------------------------------
+
+
 def test_overrides_replace_what_the_file_says(tmp_path: Path) -> None:
-    path = saved(tmp_path, "[train]\nsteps = 5\nseed = 3\n")
+    path = saved(tmp_path, "[train]\nsteps = 5\nseed = 3\n[growth]\npolicies = ['prune']\n[growth.sgt]\nbeta = 0.1")
     arguments = [
         "--train.steps", "7", "--optimizer.lr=1e-4", "--model.dims", "64,32", "--log.trackers", "wandb,trackio",
-        "--data.path", "some/where", "--train.compile", "false",
+        "--data.path", "some/where", "--train.compile", "false", "--growth.policies", "stack, sgt",
+        "--growth.stack.at", "0.3,0.6", "--growth.sgt.window", "20", "--growth.sgt.heads", "low",
+        "--growth.sgt.excluded=", "--growth.prune.grace=5",
     ]  # fmt: skip
     config = load_config(path, arguments)
     expected = {
         "train.steps": 7, "train.seed": 3, "optimizer.lr": 1e-4, "model.dims": [64, 32],
         "log.trackers": ["wandb", "trackio"], "data.path": "some/where", "train.compile": False,
+        **policies(
+            "stack", "sgt", sgt={"beta": 0.1, "window": 20.0, "heads": "low", "excluded": []},
+            stack={"at": [0.3, 0.6]}, prune={"grace": 5},
+        ),
     }  # fmt: skip
     assert config == build_config(expected)
+    assert load_config(path, ["--growth.policies", ""]).growth.policies == ()
+    assert load_config(path, ["--growth.stack.at", "[0.5]"])["growth.stack.at"] == (0.5,)
+    assert load_config(path, ["--growth.stack.at", "0.5"])["growth.stack.at"] == (0.5,)
 
 
 @pytest.mark.parametrize(
@@ -220,18 +339,11 @@ def test_an_override_that_cannot_be_read_is_an_error(arguments: list[str], messa
         parse_overrides(arguments)
 
 
-def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match=r"none\.toml: cannot be read"):
-        load_config(tmp_path / "none.toml")
-    with pytest.raises(RunError, match=r"config\.toml: not a TOML file"):
-        load_config(saved(tmp_path, "[train\n"))
-
-
-def test_flattening_leaves_out_what_is_not_given() -> None:
-    flat = flatten(Config())
-    assert "train.micro_batch" not in flat
-    assert flat["train.steps"] == Config().train.steps
-    assert build_config(flat) == Config()
+def test_text_on_the_command_line_stays_text() -> None:
+    """A folder may be called 2024, or true."""
+    assert parse_overrides(["--data.path", "2024", "--model.plan=true"]) == {"data.path": "2024", "model.plan": "true"}
+    assert parse_overrides(["--growth.static_loops.like", "7"]) == {"growth.static_loops.like": "7"}
+    assert parse_overrides(["--train.steps", "2024"]) == {"train.steps": 2024}
 
 
 def test_the_model_section_builds_the_plan(tmp_path: Path) -> None:
@@ -245,30 +357,362 @@ def test_the_model_section_builds_the_plan(tmp_path: Path) -> None:
         from_file.model.build(384)
 
 
-def test_text_on_the_command_line_stays_text() -> None:
-    """A folder may be called 2024, or true."""
-    assert parse_overrides(["--data.path", "2024", "--model.plan=true"]) == {"data.path": "2024", "model.plan": "true"}
-    assert parse_overrides(["--train.steps", "2024"]) == {"train.steps": 2024}
+# --- policies of one's own -------------------------------------------------------------------------------------------
+
+MODULE = """
+from dataclasses import dataclass
+from meristem.growth import Policy
+{first}
+@dataclass(frozen=True)
+class Quiet(Policy):
+    total_steps: int
+    at: tuple = ()
+    word: str = "a"
+
+    def __post_init__(self):
+        if self.word == "bad":
+            from meristem.errors import InputError
+            raise InputError("word", self.word, "must be better")
+
+    def needs(self, state, step, plan):
+        return None
+
+class NoPolicy:
+    pass
+
+class NoDataclass(Policy):
+    pass
+"""
 
 
-def test_defaults_of_growth_are_those_of_the_policy() -> None:
-    policy = Config().growth.sgt(1000)
-    assert policy == Sgt(total_steps=1000)
-    changed = build_config(GROWS)
-    values = asdict(changed.growth.sgt(500))
-    assert values.pop("total_steps") == 500
-    assert values == {name: changed[f"growth.{name}"] for name in values}
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
+    """Writes the module quiet_policy into the present folder, as if it had never been imported."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+
+    def write(first: str = "") -> None:
+        (tmp_path / "quiet_policy.py").write_text(MODULE.format(first=first), encoding="utf-8")
+        sys.modules.pop("quiet_policy", None)
+
+    write()
+    yield write
+    sys.modules.pop("quiet_policy", None)
 
 
-def test_a_run_of_any_length_may_be_written_down() -> None:
-    """Whether it is long enough to grow is known when it begins."""
-    assert build_config({"train.steps": 3, "growth.policy": "sgt"}).growth.start == 0.05
-    with pytest.raises(InputError, match=r"growth\.start = 0\.05: leaves no time to grow"):
-        build_config({"growth.policy": "sgt"}).growth.sgt(3)
+def test_a_policy_of_ones_own_has_its_table(module: Callable[[str], None], tmp_path: Path) -> None:
+    text = "[growth]\npolicies = ['sgt', 'quiet_policy:Quiet']\n[growth.quiet]\nat = [[1, 2], 3]\n"
+    config = load_config(saved(tmp_path, text), ["--growth.quiet.word", "b"])
+    assert load_config(saved(tmp_path, config.to_toml())) == config
+    assert "quiet_policy" not in sys.modules
+    sgt, own = config.build_policies()
+    assert sgt == Sgt(1000)
+    assert isinstance(own, Policy)
+    assert own.settings == {"total_steps": 1000, "at": ((1, 2), 3), "word": "b"}
+    assert config["growth.quiet.word"] == "b"
 
 
-def test_a_file_that_is_no_text_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "config.toml"
-    path.write_bytes(b"\xff\xfe[train]")
-    with pytest.raises(RunError, match=r"config\.toml: not a UTF-8 text file"):
-        load_config(path)
+@pytest.mark.parametrize(
+    ("name", "arguments", "message"),
+    [
+        ("nowhere:Quiet", [], r"growth\.policies = 'nowhere:Quiet': cannot be imported"),
+        ("quiet_policy:Loud", [], r"growth\.policies = 'quiet_policy:Loud': cannot be imported"),
+        ("quiet_policy:NoPolicy", [], r"'quiet_policy:NoPolicy': must be a dataclass that derives from .*Policy"),
+        ("quiet_policy:NoDataclass", [], r"'quiet_policy:NoDataclass': must be a dataclass"),
+        ("quiet_policy:Quiet", ["--growth.quiet.words=b"], r"growth\.quiet = \{'words': 'b'\}: does not fit: .*words"),
+        ("quiet_policy:Quiet", ["--growth.quiet.word=bad"], r"growth\.quiet\.word = 'bad': must be better"),
+    ],
+)
+def test_a_policy_of_ones_own_that_cannot_be_made_is_refused(
+    name: str, arguments: list[str], message: str, module: Callable[[str], None], tmp_path: Path
+) -> None:
+    config = load_config(saved(tmp_path, f"[growth]\npolicies = ['{name}']"), arguments)
+    with pytest.raises(InputError, match=message):
+        config.build_policies()
+
+
+def test_a_policy_of_ones_own_takes_plain_values(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"growth\.quiet\.at = .*: must be text, a number, true or false, or a list"):
+        load_config(saved(tmp_path, "[growth]\npolicies = ['m:Quiet']\n[growth.quiet.at]\nx = 1"))
+
+
+def test_only_train_and_resume_import_a_policy_of_ones_own(
+    module: Callable[[str], None], data: Path, tmp_path: Path, call: Call
+) -> None:
+    """A folder from somebody else must not run code."""
+    config = tiny_config(data, train__steps=4, growth__policies=["quiet_policy:Quiet"], growth__quiet__word="b")
+    run = tmp_path / "run"
+    said = call("train", saved(tmp_path, config.to_toml()), "--out", run)
+    assert said.code == 0, said.err
+    module("raise SystemExit('code has run')")
+    for command in (
+        ("eval", run), ("report", run), ("generate", run, "--prompt", "a", "--tokens", "3"), ("plan", "--plan", run),
+        ("audit", run, "--sequences", "4", "--steps", "2", "--feeds", "2"),
+    ):  # fmt: skip
+        said = call(*command)
+        assert said.code == 0, (command, said.err)
+        assert "quiet_policy" not in sys.modules
+    with pytest.raises(BaseException, match="code has run"):
+        RunFolder.open(run).config.build_policies()
+    for checkpoint in (run / "checkpoints").iterdir():
+        for path in checkpoint.iterdir():
+            path.unlink()
+        checkpoint.rmdir()
+    (run / "events.jsonl").unlink()
+    module("print('imported')")
+    said = call("resume", run)
+    assert said.code == 0, said.err
+    assert "imported" in said.out
+
+
+# --- flat keys, as they were before policies had tables --------------------------------------------------------------
+
+STEPS = {"train.steps": 1000}
+# By settings of before, the policies that the code of then built for a run of 1000 updates.
+FORMER: dict[str, tuple[dict[str, Any], list[Policy]]] = {
+    "none": ({"growth.policy": "none", "growth.passes": 3, "incrt.hits": 3}, []),
+    "sgt": ({"growth.policy": "sgt"}, [Sgt(1000)]),
+    "sgt otherwise": (
+        {
+            "growth.policy": "sgt", "growth.passes": 3, "growth.heads": "low", "growth.heads_per_layer": 3,
+            "growth.max_layers": 2, "growth.shortlist": 5, "growth.excluded": [0, 1],
+            "growth.order": "shallow_first", "growth.start": 0.1, "growth.window": 20, "growth.beta": 0.9,
+            "growth.birth": "paper", "growth.train_gates": False, "growth.seed": 3, "growth.probe": "fused",
+            "growth.rows": 4,
+        },
+        [
+            Sgt(
+                1000, passes=3, heads="low", heads_per_layer=3, max_layers=2, shortlist=5, excluded=(0, 1),
+                order="shallow_first", start=0.1, window=20.0, beta=0.9, birth="paper", train_gates=False, seed=3,
+                probe="fused", rows=4,
+            )
+        ],
+    ),
+    "static layers": (
+        {
+            "growth.policy": "sgt", "growth.layers": [4, 2], "growth.heads": "random", "growth.passes": 2,
+            "growth.heads_per_layer": 3, "growth.train_gates": False, "growth.seed": 3,
+        },
+        [StaticLoops((4, 2), heads="random", passes=2, heads_per_layer=3, train_gates=False, seed=3)],
+    ),
+    "like": (
+        {
+            "growth.policy": "sgt", "growth.like": "run", "growth.heads": "low", "growth.max_layers": 2,
+            "growth.shortlist": 5, "growth.excluded": [0, 1], "growth.order": "shallow_first",
+        },
+        [
+            StaticLoops(
+                like="run", heads="low", max_layers=2, shortlist=5, excluded=(0, 1), order="shallow_first"
+            )
+        ],
+    ),
+    "blocks": (
+        {"growth.policy": "sgt", "growth.unit": "block", "growth.layers": [4, 2], "growth.passes": 2},
+        [BlockLoop((4, 2), times=2)],
+    ),
+    "blocks like": (
+        {
+            "growth.policy": "sgt", "growth.unit": "block", "growth.like": "run", "growth.heads_per_layer": 3,
+            "growth.order": "shallow_first", "growth.seed": 3,
+        },
+        [BlockLoop(like="run", heads_per_layer=3, order="shallow_first")],
+    ),
+    "observe": ({"growth.observe": True}, [Observe(1000)]),
+    "observe sgt": (
+        {"growth.policy": "sgt", "growth.observe": True, "growth.observe_every": 7, "growth.rows": 4},
+        [Observe(1000, every=7, rows=4), Sgt(1000, rows=4)],
+    ),
+    "demand": ({"growth.policy": "incrt"}, [Incrt(1000), Prune()]),
+    "demand otherwise": (
+        {
+            "growth.policy": "incrt", "incrt.feed_every": 3, "incrt.decide_every": 20, "incrt.calibration": 9,
+            "incrt.cool_down": 90, "incrt.warm_up": 70, "incrt.last_birth": 0.5, "incrt.max_heads": 7,
+            "incrt.certainty": 3, "incrt.feeds": 5, "incrt.share": 0.2, "incrt.steady": 0.7, "incrt.plateau": 0.3,
+            "incrt.hits": 3, "incrt.grace": 50, "incrt.redundant": 0.01, "incrt.tolerance": 0.02, "incrt.seed": 4,
+        },
+        [
+            Incrt(
+                1000, feed_every=3, decide_every=20, calibration=9, cool_down=90, warm_up=70, last_birth=0.5,
+                max_heads=7, certainty=3.0, feeds=5, share=0.2, steady=0.7, plateau=0.3, hits=3, seed=4,
+            ),
+            Prune(decide_every=20, cool_down=90, grace=50, redundant=0.01, tolerance=0.02),
+        ],
+    ),
+    "demand, four cool-downs of grace": (
+        {"growth.policy": "incrt", "incrt.cool_down": 90, "incrt.grace": 0},
+        [Incrt(1000, cool_down=90), Prune(cool_down=90, grace=None)],
+    ),
+    "demand without pruning": ({"growth.policy": "incrt", "incrt.prune": False}, [Incrt(1000)]),
+    "published": ({"growth.policy": "incrt", "incrt.criterion": "published"}, [Published("author", 1000)]),
+    "published, repaired": (
+        {
+            "growth.policy": "incrt", "incrt.criterion": "published", "incrt.numerics": "repaired",
+            "incrt.feed_every": 2, "incrt.share": 0.2, "incrt.max_heads": 7, "incrt.last_birth": 300,
+            "incrt.prune": False, "incrt.seed": 4, "incrt.cool_down": 7,
+        },
+        [Published("repaired", 1000, feed_every=2, share=0.2, max_heads=7, last_birth=300.0, prune=False, seed=4)],
+    ),
+    "random": (
+        {"growth.policy": "incrt", "incrt.criterion": "random", "incrt.births": 2, "incrt.warm_up": 70},
+        [RandomBirths(2, 1000, warm_up=70)],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("given", "expected"), FORMER.values(), ids=FORMER)
+def test_flat_keys_make_the_policies_that_they_made(
+    given: dict[str, Any], expected: list[Policy], tmp_path: Path
+) -> None:
+    config = build_config({**STEPS, **given})
+    assert config.build_policies() == expected
+    assert load_config(saved(tmp_path, config.to_toml())) == config
+
+
+def test_times_of_the_published_criterion_are_its_own() -> None:
+    given = {"growth.policy": "incrt", "incrt.criterion": "published"}
+    every = [
+        build_config({**given, "incrt.numerics": name}).policy("published").decide_every
+        for name in ("author", "repaired")
+    ]
+    assert every == [5, 50]
+
+
+@pytest.mark.parametrize(
+    ("run", "expected"),
+    [
+        ("loops", ["observe", "sgt"]),
+        ("heads", ["incrt", "prune"]),
+        ("classifier", ["incrt", "prune"]),
+    ],
+)
+def test_complete_configurations_of_before_are_read(run: str, expected: list[str], tmp_path: Path) -> None:
+    notes: list[str] = []
+    config = load_config(OLD / run / "config.toml", note=notes.append)
+    assert list(config.growth.policies) == expected
+    assert set(config.growth.tables) <= set(expected)  # whatever else they had was as usual
+    assert len(notes) == 1
+    assert "read as they were before" in notes[0]
+    again = load_config(saved(tmp_path, config.to_toml()), note=notes.append)
+    assert again == config
+    assert len(notes) == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "arguments", "expected"),
+    [
+        # Keys of before over a file of today.
+        (policies("sgt", sgt={"passes": 2}), "--growth.passes 3", [Sgt(1000, passes=3)]),
+        (policies("sgt"), "--growth.policy none", []),
+        (policies("incrt"), "--growth.policy sgt", [Sgt(1000)]),
+        (policies("stack"), "--growth.observe true", [Observe(1000), Stack(1000)]),
+        (policies("observe", "sgt"), "--growth.observe false --growth.seed 3", [Sgt(1000, seed=3)]),
+        (policies("sgt", sgt={"passes": 2}), "--growth.like run", [StaticLoops(like="run", passes=2)]),
+        (
+            policies("incrt", "sgt", sgt={"passes": 2}),
+            "--growth.like run --growth.unit block",
+            [Incrt(1000), BlockLoop(like="run", times=2)],
+        ),
+        (
+            policies("incrt", "prune", "sgt", incrt={"feed_every": 25}),
+            "--incrt.criterion published",
+            [Published("author", 1000, feed_every=25), Sgt(1000)],
+        ),
+        (policies("incrt", "prune"), "--incrt.prune false", [Incrt(1000)]),
+        (policies("incrt", "sgt"), "--incrt.prune true", [Incrt(1000), Prune(), Sgt(1000)]),
+        (
+            policies("incrt", "prune"),
+            "--incrt.cool_down 9 --incrt.grace 7",
+            [Incrt(1000, cool_down=9), Prune(cool_down=9, grace=7)],
+        ),
+        (policies("published"), "--incrt.max_heads 3", [Published("author", 1000, max_heads=3)]),
+        (policies("block_loop", block_loop={"layers": [1]}), "--growth.passes 2", [BlockLoop((1,), times=2)]),
+        # Keys of today over a file of before.
+        ({"growth.policy": "sgt", "growth.passes": 2}, "--growth.sgt.passes 3", [Sgt(1000, passes=3)]),
+        (
+            {"growth.policy": "sgt", "growth.passes": 2, "incrt.hits": 3},
+            "--growth.policies incrt,sgt",
+            [Incrt(1000, hits=3), Sgt(1000, passes=2)],
+        ),
+        (
+            {"growth.policy": "incrt", "incrt.criterion": "demand", "incrt.prune": True, "incrt.feed_every": 2},
+            "--growth.policies published",
+            [Published("author", 1000, feed_every=2)],
+        ),
+        ({"growth.policy": "sgt", "growth.observe": False}, "--growth.policies observe", [Observe(1000)]),
+        # Among overrides the last one holds, whichever keys there are in the file.
+        ({"growth.policy": "none"}, "--growth.policy sgt --growth.policies incrt", [Incrt(1000)]),
+        ({"growth.policy": "none"}, "--growth.policies incrt --growth.policy sgt", [Sgt(1000)]),
+        (policies("prune"), "--growth.policy sgt --growth.sgt.passes 3", [Sgt(1000, passes=3)]),
+        (policies("sgt"), "--growth.sgt.passes 3 --growth.passes 2", [Sgt(1000, passes=2)]),
+        (policies("sgt"), "--growth.passes 2 --growth.sgt.passes 3", [Sgt(1000, passes=3)]),
+        ({"growth.policy": "sgt", "growth.passes": 1}, "--growth.sgt.passes 3 --growth.passes 2", [Sgt(1000, 2)]),
+        (policies("sgt"), "--growth.passes 2 --growth.sgt.passes 3 --growth.passes 4", [Sgt(1000, passes=4)]),
+    ],
+)  # fmt: skip
+def test_of_keys_of_before_and_of_today_the_last_holds(
+    given: dict[str, Any], arguments: str, expected: list[Policy], tmp_path: Path
+) -> None:
+    sections: dict[str, list[str]] = {}
+    for key, value in given.items():
+        title, _, name = key.rpartition(".")
+        text = str(value).lower() if isinstance(value, bool) else repr(value)
+        sections.setdefault(title, []).append(f"{name} = {text}")
+    text = "\n".join(f"[{title}]\n" + "\n".join(lines) for title, lines in sections.items())
+    assert load_config(saved(tmp_path, text), arguments.split()).build_policies() == expected
+
+
+def test_what_is_usual_for_a_policy_is_not_handed_to_the_one_in_its_place() -> None:
+    """The configuration of a run has every setting of its policies."""
+    config = build_config({**STEPS, **policies("incrt", "prune", incrt={"max_heads": 9})})
+    exchanged = override(config, ["--incrt.criterion", "published"])
+    assert exchanged.build_policies() == [Published("author", 1000, max_heads=9)]
+
+
+@pytest.mark.parametrize(
+    ("given", "unused"),
+    [
+        ({"growth.policy": "sgt"}, ""),
+        ({"growth.policy": "sgt", "growth.like": "run", "growth.start": 0.1, "growth.window": 0.05}, "growth.start"),
+        ({"growth.policy": "sgt", "growth.like": "run", "growth.unit": "block", "growth.heads": "low"}, "growth.heads"),
+        ({"growth.policy": "incrt", "incrt.numerics": "repaired"}, "incrt.numerics"),
+        ({"growth.policy": "incrt", "incrt.prune": False, "incrt.grace": 5}, "incrt.grace"),
+        ({"growth.policy": "incrt", "incrt.criterion": "published", "incrt.hits": 3}, "incrt.hits"),
+        ({"growth.policy": "incrt", "incrt.criterion": "published", "incrt.hits": 2}, ""),
+    ],
+)  # fmt: skip
+def test_flat_settings_that_do_nothing_are_noted(given: dict[str, Any], unused: str) -> None:
+    notes: list[str] = []
+    config = build_config(given, notes.append)
+    expected = [f"{unused}: of no use with growth.policies = {list(config.growth.policies)}"] if unused else []
+    assert notes[1:] == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"growth.policy": "sgd"}, r"growth\.policy = 'sgd': must be one of none, sgt, incrt"),
+        ({"growth.unit": "layer"}, r"growth\.unit = 'layer': must be one of head, block"),
+        ({"incrt.criterion": "energy"}, r"incrt\.criterion = 'energy': must be one of demand, published, random"),
+        ({"growth.observe": 1}, r"growth\.observe = 1: must be of type bool"),
+        ({"growth.policies": "sgt", "growth.passes": 1}, r"growth\.policies = 'sgt': must be a list of str"),
+        ({"growth.passes": "many"}, r"growth\.sgt\.passes = 'many': must be of type int"),
+        ({"growth.policy": "sgt", "growth.unit": "block"}, r"growth\.block_loop\.layers = \(\): must be named"),
+        (
+            {"growth.policy": "sgt", "growth.layers": [1], "growth.like": "run", "growth.heads": "all"},
+            r"growth\.static_loops\.layers = \(1,\): must be named, or else a run",
+        ),
+        ({"growth.policy": "incrt", "incrt.criterion": "random"}, r"growth\.random_births = .*births"),
+        ({"incrt.certainty": math.inf}, r"growth\.incrt\.certainty = inf"),
+        ({"incrt.shares": 1}, r"incrt\.shares = 1: unknown key; did you mean growth\.incrt\.share\?"),
+    ],
+)
+def test_flat_values_that_are_wrong_are_refused(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        build_config(given)
+
+
+def test_the_command_notes_flat_keys(data: Path, tmp_path: Path, call: Call) -> None:
+    path = saved(tmp_path, tiny_config(data, train__steps=1).to_toml())
+    said = call("train", path, "--out", tmp_path / "run", "--growth.observe", "true")
+    assert said.code == 0, said.err
+    assert said.err.startswith("growth.observe: read as they were before policies had tables of their own")

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from meristem.cli import main
-from meristem.config import _known_keys, load_config
+from meristem.config import all_settings, load_config
 from meristem.plan import Plan
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -33,7 +33,7 @@ def test_the_examples_of_docstrings_are_true(name: str) -> None:
 
 def test_every_configuration_key_is_in_the_guide() -> None:
     guide = (ROOT / "docs/guide.md").read_text()
-    assert [key for key in _known_keys() if f"`{key}`" not in guide] == []
+    assert [setting.key for setting in all_settings() if f"`{setting.key}`" not in guide] == []
 
 
 GUIDE_PLANS = re.findall(r"^    meristem (plan .*?)(?:  +#.*)?$", (ROOT / "docs/guide.md").read_text(), re.MULTILINE)

@@ -18,8 +18,8 @@ from training.helpers import prepared
 SCRIPT = Path(__file__).resolve().parents[1] / "scripts" / "evidence.py"
 TINY: dict[str, Any] = {
     "model.layers": 3, "model.width": 32, "model.heads": 4, "model.dims": [16, 8], "model.context": 16,
-    "model.feed_forward": 48, "train.steps": 12, "train.batch_size": 4, "train.device": "cpu", "growth.start": 2,
-    "growth.window": 3,
+    "model.feed_forward": 48, "train.steps": 12, "train.batch_size": 4, "train.device": "cpu",
+    "growth.sgt.start": 2, "growth.sgt.window": 3,
 }  # fmt: skip
 
 
@@ -78,7 +78,7 @@ def test_arms_of_growth_split_over_calls(
     assert len(loops(grown)) == 2
     assert loops(first["vanilla", 0]) == {}
     assert [entry["action"] for entry in grown["growth"]] == ["add", "add", "fix"]
-    assert grown["settings"]["growth.seed"] == 0
+    assert grown["settings"]["growth.sgt.seed"] == 0
     capsys.readouterr()
 
     call("sgt", "sgt K=1,static,block loop", "0,1")  # one is there already
@@ -102,7 +102,7 @@ def test_arms_of_growth_split_over_calls(
 
 
 def test_published_births_are_an_override_away(call: Call, tmp_path: Path) -> None:
-    call("sgt", "sgt K=1", **{"growth.birth": "paper"})
+    call("sgt", "sgt K=1", **{"growth.sgt.birth": "paper"})
     actions = [entry["action"] for entry in results(tmp_path)["sgt K=1", 0]["growth"]]
     assert actions == ["add", "add", "fade", "fix", "fade"]
 
@@ -125,7 +125,7 @@ def test_an_unknown_arm_is_refused_before_anything_runs(
 
 def test_studies_share_a_file_and_nothing_else(call: Call, script: ModuleType, tmp_path: Path) -> None:
     """Both have an arm K=1: it is run for each, a table stands for each, and the newest of two runs counts."""
-    few = {"train.steps": 2, "growth.start": 0.05, "growth.window": 0.05, "model.head_dim": 8}
+    few = {"train.steps": 2, "model.head_dim": 8}
     call("heads", "K=1,K=8", "0,1", **few)
     lines = (tmp_path / "results.jsonl").read_text().splitlines()
     others = [{**json.loads(line), "study": "sgt", "arm": arm} for line in lines for arm in ("vanilla", "K=1")]

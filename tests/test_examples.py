@@ -2,21 +2,90 @@
 
 import re
 import runpy
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from meristem.runs.folder import RunFolder
+from meristem.training.loop import resume
+from training.helpers import assert_equal_runs, copy_run, final_state, tiny_config, trained
+from training.test_distributed import assert_close_runs, torchrun
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 
 
-@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.stem)
-def test_the_model_grows(
-    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def said_of(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
+    """The model of an example, and its decisions: step, and what was done."""
     monkeypatch.chdir(tmp_path)
-    model = runpy.run_path(str(path))["model"]
-    decisions = re.findall(r"^step (\d+).*: (\w+), layer", capsys.readouterr().out, re.MULTILINE)
-    assert decisions[0] == ("20", "add")
+    model = runpy.run_path(str(EXAMPLES / name), run_name="__main__")["model"]
+    return model, re.findall(r"^step (\d+)[^:]*: (.*)$", capsys.readouterr().out, re.MULTILINE)
+
+
+@pytest.mark.parametrize("name", ["growth_hf.py", "growth_pytorch.py"])
+def test_depth_grows(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, decisions = said_of(name, tmp_path, monkeypatch, capsys)
+    assert re.match(r"add, layer \d|layer \d now loops heads", decisions[0][1])
     assert [int(step) for step, _ in decisions] == list(range(20, 20 * len(decisions) + 1, 20))
-    grown = [action for _, action in decisions if action != "fix"]
+    grown = [text for _, text in decisions if not re.match(r"fix|growth has ended", text)]
     assert len(grown) == sum(loop.passes for loop in model.plan.loops.values())
+
+
+def test_heads_grow_by_a_policy_of_ones_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, decisions = said_of("own_policy.py", tmp_path, monkeypatch, capsys)
+    assert [step for step, _ in decisions] == ["20", "40", "60", "80"]
+    assert all(re.match(r"birth in layer \d \(its heads look", text) for _, text in decisions)
+    assert sum(model.plan.heads) == 3 + 4
+
+
+def test_every_example_is_tested() -> None:
+    assert {path.name for path in EXAMPLES.glob("*.py")} == {"growth_hf.py", "growth_pytorch.py", "own_policy.py"}
+
+
+# --- a policy of one's own in runs of the command line ---------------------------------------------------------------
+
+OWN: dict[str, Any] = {
+    "growth__policies": ["own_policy:WidestLayer"], "growth__widestlayer__every": 3, "growth__widestlayer__most": 3,
+    "model__schedule": "uniform", "model__heads": 1, "model__head_dim": 8,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def own(data: Path, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    """A run that was not interrupted, with births after 3, 6 and 9 of 12 updates."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(EXAMPLES)
+        run = trained(data, tmp_path_factory.mktemp("own") / "run", **OWN)
+    assert [(e["step"], e["policy"], e["action"]) for e in run.read(run.events) if e["event"] == "growth"] == [
+        (step, "widestlayer", "birth") for step in (3, 6, 9)
+    ]
+    return run
+
+
+def test_it_goes_on_bit_equal_where_it_was_killed(
+    own: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(EXAMPLES)
+    for last, births in ((4, 1), (8, 2)):
+        run = copy_run(own, tmp_path / f"run-{last}", last=last)
+        assert final_state(run)["growth"]["policies"]["widestlayer"]["state"] == births
+        sys.modules.pop("own_policy")  # as a process of its own would
+        resume(run.path)
+        assert_equal_runs(run, own)
+        assert final_state(run) == final_state(own)
+
+
+def test_two_processes_equal_one(own: RunFolder, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(EXAMPLES)
+    config = tmp_path / "config.toml"
+    config.write_text(tiny_config(data, **OWN).to_toml(), encoding="utf-8")
+    torchrun("train", config, "--out", tmp_path / "run")
+    run = RunFolder.open(tmp_path / "run")
+    assert_close_runs(run, own)
+    assert run.newest_plan == own.newest_plan
+    assert sum(run.newest_plan.heads) == 2 + 3

@@ -427,7 +427,7 @@ class _WithSettings(TyperCommand):
     context_settings=OVERRIDES,
     epilog=examples(
         "meristem train configs/demo.toml --out runs/first --data.path data",
-        "meristem train configs/demo.toml --out runs/depth --growth.policy sgt --train.steps 2000",
+        "meristem train configs/demo.toml --out runs/depth --growth.policies sgt --train.steps 2000",
     ),
 )
 def train_command(
@@ -440,7 +440,7 @@ def train_command(
     from meristem.config import load_config
     from meristem.training.loop import resume, train
 
-    resolved = load_config(config, context.args, note=print)
+    resolved = load_config(config, context.args, _note)
     exists = go_on and (out / "config.toml").is_file()
     _finish(lambda: resume(out, resolved) if exists else train(resolved, out))
 
@@ -463,6 +463,14 @@ def resume_command(
     from meristem.training.loop import resume
 
     _finish(lambda: resume(run, override(RunFolder.open(run).config, context.args), from_start=from_start))
+
+
+def _note(text: str) -> None:
+    """Tell what should be known about a configuration, once however many processes there are."""
+    from meristem.training.distributed import own_rank
+
+    if own_rank() == 0:
+        print(text, file=sys.stderr)
 
 
 def _finish(train: Callable[[], Outcome]) -> None:

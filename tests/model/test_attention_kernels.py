@@ -155,3 +155,10 @@ def test_trying_a_kernel_draws_no_random_numbers() -> None:
     before = torch.get_rng_state()
     choose_backends(small_plan().layers, torch.device("cpu"), torch.float32)
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_kernel_is_found_where_there_are_no_gradients() -> None:
+    """As for a block that is born during a run."""
+    backends._runs.cache_clear()
+    with torch.no_grad():
+        assert choose_backends([LayerPlan(2, 24, 2)], CPU, torch.float32) == ["flash"]

@@ -7,6 +7,7 @@ A policy's table, `[growth.NAME]`, has the fields of its dataclass. Policies of 
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import importlib
 import sys
 from collections.abc import Mapping
@@ -27,17 +28,25 @@ class GrowthConfig:
     """What changes the structure during training: policies in their order, and tables with the settings of each."""
 
     policies: tuple[str, ...] = ()  # none: the structure stays as it is
-    tables: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # what was given, by policy
+    # By policy: of those that there are, all settings; of others, which the run has no use for, those that were given.
+    tables: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for number, name in enumerate(self.policies):
-            if name in self.policies[:number]:
-                raise InputError("growth.policies", name, "must be named once")
             if name not in POLICIES and not is_foreign(name):
-                expected = f"must be among {', '.join(POLICIES)}, or a class of your own as module:Class"
+                nearest = difflib.get_close_matches(name, POLICIES, n=1, cutoff=0.0)[0]
+                expected = f"must be among {', '.join(POLICIES)}, or a class of your own as module:Class; "
+                raise InputError("growth.policies", name, f"{expected}did you mean {nearest}?")
+            if table_name(name) in map(table_name, self.policies[:number]):
+                raise InputError("growth.policies", name, f"must be named once: there is one table [{table_key(name)}]")
+            if is_foreign(name) and table_name(name) in POLICIES:
+                expected = f"must be a class with another name: [{table_key(name)}] is the table of Meristem's own"
                 raise InputError("growth.policies", name, expected)
-        for name in {*self.tables, *self.policies} & POLICIES.keys():
-            self.policy(name)  # refuses bad values
+        for name in dict.fromkeys((*self.policies, *self.tables)):
+            if name in POLICIES:
+                self.policy(name)  # refuses bad values
+        whole = {table_name(name): _given(self.settings(name)) for name in self.policies}
+        object.__setattr__(self, "tables", {**self.tables, **_given(whole)})
 
     def has(self, *names: str) -> bool:
         """Whether one of these policies is among them."""
@@ -59,9 +68,13 @@ class GrowthConfig:
     def build(self, steps: int) -> list[Policy]:
         """All policies in their order, for a run of so many updates; imports those that are somebody's own."""
         return [
-            _made(table_name(name), POLICIES.get(name) or _imported(name), self.settings(name), steps)
-            for name in self.policies
+            _made(name, POLICIES.get(name) or _imported(name), self.settings(name), steps) for name in self.policies
         ]
+
+
+def _given(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Those that are not left out."""
+    return {key: value for key, value in values.items() if value not in (None, {})}
 
 
 def is_foreign(name: str) -> bool:
@@ -75,6 +88,11 @@ def table_name(name: str) -> str:
     return name.rpartition(":")[2].lower() if is_foreign(name) else name
 
 
+def table_key(name: str) -> str:
+    """The title of a policy's table."""
+    return f"growth.{table_name(name)}"
+
+
 def policy_keys() -> dict[str, Any]:
     """Every key of a policy's table, as `growth.NAME.KEY`, with its type."""
     return {
@@ -86,14 +104,13 @@ def policy_keys() -> dict[str, Any]:
 
 
 def _made(name: str, policy: Any, settings: Mapping[str, Any], steps: int) -> Any:
-    known = {entry.name for entry in dataclasses.fields(policy)} if dataclasses.is_dataclass(policy) else set()
-    length = {LENGTH: steps} if LENGTH in known else {}
+    length = {LENGTH: steps} if LENGTH in {entry.name for entry in dataclasses.fields(policy)} else {}
     try:
         return policy(**settings, **length)
     except TypeError as error:  # a setting that is missing, or one that a class of one's own does not know
-        raise InputError(f"growth.{name}", dict(settings), f"does not fit: {error}") from None
+        raise InputError(table_key(name), dict(settings), f"does not fit: {error}") from None
     except InputError as error:
-        raise InputError(f"growth.{name}.{error.field}", error.value, error.expected) from None
+        raise InputError(f"{table_key(name)}.{error.field}", error.value, error.expected) from None
 
 
 def _imported(name: str) -> Any:
@@ -102,12 +119,13 @@ def _imported(name: str) -> Any:
     here = str(Path.cwd())
     sys.path.insert(0, here)
     try:
-        found = getattr(importlib.import_module(module), own)
+        found: Any = getattr(importlib.import_module(module), own)
     except (ImportError, AttributeError) as error:
         expected = f"cannot be imported ({error}); its module must be in the present folder or installed"
         raise InputError("growth.policies", name, expected) from None
     finally:
         sys.path.remove(here)
-    if not (isinstance(found, type) and issubclass(found, Policy)):
-        raise InputError("growth.policies", name, "must be a class that derives from meristem.Policy")
+    derived = isinstance(found, type) and issubclass(found, Policy)
+    if not derived or not dataclasses.is_dataclass(found):
+        raise InputError("growth.policies", name, "must be a dataclass that derives from meristem.growth.Policy")
     return found

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 from meristem.choices import TrackerName
-from meristem.config.former import former_keys, translated
+from meristem.config.former import translated
 from meristem.config.growth import GrowthConfig, is_foreign, policy_keys, table_name
 from meristem.config.sections import (
     CheckpointConfig,
@@ -28,7 +28,6 @@ from meristem.errors import InputError
 from meristem.files import read_toml
 from meristem.growth import Policy
 from meristem.growth.policies import POLICIES
-from meristem.wording import listed
 
 LARGEST = 2**63  # whole numbers of a configuration are below
 
@@ -60,7 +59,7 @@ class Config:
             "eval.every": 0, "eval.windows": 1,
             "eval.rows": 0, "eval.batch": 1, "checkpoint.every": 0, "checkpoint.keep": 1, "log.every": 1,
         }  # fmt: skip
-        for name in ("model.shuffle_seed", "data.seed", "train.seed"):
+        for name in (key for key in known_values(self) if key.endswith("seed") and key in _known_keys()):
             if not 0 <= self[name] < 2**63:
                 raise InputError(name, self[name], "must be from 0 to 2^63 - 1")
         for name, minimum in minimums.items():
@@ -118,31 +117,30 @@ def load_config(path: str | Path, overrides: Sequence[str] = (), note: Callable[
             nearest = difflib.get_close_matches(section, sections, n=1, cutoff=0.0)[0]
             raise InputError(f"[{section}]", entries, f"unknown section; did you mean [{nearest}]?")
         for key, value in entries.items():
-            if section == "growth" and isinstance(value, dict):
+            if section == "growth" and isinstance(value, dict) and (value or key in POLICIES):
                 values |= {f"growth.{key}.{name}": entry for name, entry in value.items()}
-                values.setdefault(f"growth.{key}", {})
             else:
                 values[f"{section}.{key}"] = value
-    values |= parse_overrides(overrides)
-    if note is not None and former_keys(values):
-        given = listed(former_keys(values), 4)
-        note(f"{given}: read as they were before policies had tables of their own, [growth.NAME]; see the guide")
-    return build_config(values)
+    return build_config(_overridden(values, overrides), note)
 
 
-def build_config(values: Mapping[str, Any]) -> Config:
+def build_config(values: Mapping[str, Any], note: Callable[[str], None] | None = None) -> Config:
     """A configuration from `section.key` values; what is not named keeps its default."""
-    values, known = translated(values), _known_keys()
+    values, known = translated(values, note), _known_keys()
     sections: dict[str, dict[str, Any]] = {entry.name: {} for entry in fields(Config)}
     tables: dict[str, dict[str, Any]] = {}
     foreign = {table_name(name) for name in _names(values.get("growth.policies", ())) if is_foreign(name)}
     for key, value in values.items():
         section, _, name = key.partition(".")
         table, _, own = name.partition(".")
-        if section == "growth" and table in foreign and own:
-            tables.setdefault(table, {})[own] = tuple(value) if isinstance(value, list) else value
-        elif section == "growth" and (table in foreign or table in POLICIES) and isinstance(value, dict):
-            tables.setdefault(table, {})
+        if section == "growth" and not own and (table in foreign or table in POLICIES):
+            if not isinstance(value, dict):
+                raise InputError(key, value, f"is a table of settings, [{key}]; growth.policies names policies")
+        elif section == "growth" and table in foreign:
+            tables.setdefault(table, {})[own] = _plain(key, value)
+        elif section == "growth" and not own and isinstance(value, dict):
+            nearest = difflib.get_close_matches(table, POLICIES, n=1, cutoff=0.0)[0]
+            raise InputError(f"[{key}]", value, f"unknown table; did you mean [growth.{nearest}]?")
         elif key not in known:
             raise InputError(key, value, f"unknown key; did you mean {_nearest(key)}?")
         elif own:
@@ -173,13 +171,20 @@ def parse_overrides(arguments: Sequence[str]) -> dict[str, Any]:
             if not rest:
                 raise InputError(key, None, "needs a value")
             text = rest.pop(0)
+        values.pop(key, None)  # the last one holds, and in its own place
         values[key] = _parse_text(key, text)
     return values
 
 
 def override(config: Config, arguments: Sequence[str]) -> Config:
     """The configuration with `--section.key value` overrides applied."""
-    return build_config({**flatten(config), **parse_overrides(arguments)})
+    return build_config(_overridden(flatten(config), arguments))
+
+
+def _overridden(values: Mapping[str, Any], arguments: Sequence[str]) -> dict[str, Any]:
+    """The values with overrides, which come last: the order tells what holds where keys of before are among them."""
+    given = parse_overrides(arguments)
+    return {key: value for key, value in values.items() if key not in given} | given
 
 
 def check_resumable(config: Config, changed: Config) -> None:
@@ -203,12 +208,6 @@ def known_values(config: Config) -> dict[str, Any]:
     growth = config.growth
     tables = {f"growth.{table_name(n)}.{key}": v for n in growth.policies for key, v in growth.settings(n).items()}
     return {key: config[key] for key in _known_keys() if key.count(".") == 1} | tables
-
-
-def default_values() -> dict[str, Any]:
-    """The value of every key that has one without being given."""
-    defaults = Config()
-    return {key: defaults[key] for key in _known_keys()}
 
 
 def _known_keys() -> dict[str, Any]:
@@ -257,9 +256,8 @@ def _default_text(value: Any) -> str:
 
 def _nearest(key: str) -> str:
     known = list(_known_keys())
-    close = difflib.get_close_matches(key, known, n=1, cutoff=0.0)
     same_name = [k for k in known if k.split(".")[-1] == key.split(".")[-1]]
-    return (same_name or close)[0]
+    return difflib.get_close_matches(key, same_name or known, n=1, cutoff=0.0)[0]
 
 
 def _parse_text(key: str, text: str) -> Any:
@@ -296,6 +294,15 @@ def _convert(key: str, value: Any, kind: Any) -> Any:
         raise InputError(key, value, f"must be of type {kind.__name__}")
     if kind is int and abs(value) >= LARGEST:
         raise InputError(key, value, "must be below 2^63")
+    return value
+
+
+def _plain(key: str, value: Any) -> Any:
+    """A setting of somebody's own policy, of which no type is known."""
+    if isinstance(value, (list, tuple)):
+        return tuple(_plain(key, entry) for entry in value)
+    if type(value) not in (str, int, float, bool):
+        raise InputError(key, value, "must be text, a number, true or false, or a list of these")
     return value
 
 

@@ -24,12 +24,12 @@ def describe_loops(plan: Plan) -> str:
 
 
 def describe_growth(event: dict[str, Any]) -> str:
-    """A decision in one line."""
-    if event["action"] in ("birth", "removal", "spare"):
+    """A decision in one line; what a policy of somebody's own does is told plainly, whatever it calls it."""
+    if event["action"] in ("birth", "removal", "spare") and isinstance(event.get("heads"), list):
         return _describe_head(event)
-    if event["action"] == "stack":
+    if event["action"] == "stack" and {"before", "layers", "order"} <= event.keys():
         return f"{event['before']} blocks become {event['layers']}: {event['order']} ({event['rule']})"
-    if event["action"] not in ("add", "fade", "deepen", "fix", "wait"):
+    if event["action"] not in ("add", "fade", "deepen", "fix", "wait") or "shortlist" not in event:
         where = "" if event.get("layer") is None else f" in layer {event['layer']}"
         return f"{event['action']}{where} ({event['rule']})"
     heads = ", ".join(map(str, event["heads"] or ()))

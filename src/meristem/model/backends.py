@@ -62,6 +62,7 @@ def _runs(backend: str, head_dim: int, grouped: bool, masked: bool, device: torc
     """Whether a kernel runs, by trying it: its published limits change between versions, the kernel does not lie.
 
     It is tried on ones, not on random numbers: a run's own would then depend on whether this had been tried before.
+    With gradients, also for a block that is born where there are none.
     """
     query = torch.ones(1, 2, 128, head_dim, device=device, dtype=dtype, requires_grad=True)
     key = torch.ones(1, 1 if grouped else 2, 128, head_dim, device=device, dtype=dtype, requires_grad=True)

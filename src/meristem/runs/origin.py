@@ -14,8 +14,7 @@ from meristem.data.tokenizer import CONFIG_FILE, TOKENIZER_FILE
 from meristem.errors import InputError, RunError, shown
 from meristem.files import read_json, sha256_of, write_atomically
 from meristem.plan import Plan
-from meristem.config import RESUMABLE, Config, default_values, known_values
-from meristem.config.former import translated
+from meristem.config import RESUMABLE, Config, build_config, known_values
 
 FORMAT = "meristem-origin/1"
 ORIGIN_FILE = "origin.json"
@@ -73,11 +72,10 @@ class Origin:
 
     def check(self, folder: Path, config: Config, plan: Plan) -> None:
         """Refuse a run whose settings, plan, tokenizer or recipe are not those that it began with."""
-        first, defaults = translated(self.settings), _as_json(default_values())
+        first = _lasting(self._began_with(config))
         now = _lasting(config)
-        for name in (name for name in {**now, **first} if name not in RESUMABLE):
+        for name in {**first, **now}:
             value, began = now.get(name), first.get(name)
-            began = defaults.get(name) if began is None else began  # a setting that is newer than the run
             if value != began:
                 raise InputError(
                     name, value,
@@ -89,6 +87,16 @@ class Origin:
         for name, digest in self.readers.items():
             if not (folder / name).is_file() or sha256_of(folder / name) != digest:
                 raise RunError(f"{folder / name}: is not the file that the run began with; restore it from a copy")
+
+
+    def _began_with(self, config: Config) -> Config:
+        """The configuration at the start, with what may have changed since as it is now."""
+        present = {key: value for key, value in known_values(config).items() if key in RESUMABLE}
+        if "growth.policy" in self.settings:  # before policies had tables one key named another run
+            likes = [present.pop(key) for key in [*present] if key.endswith(".like")]
+            present["growth.like"] = likes[0] if likes else None
+        values = {**present, **self.settings}
+        return build_config({key: value for key, value in values.items() if value is not None})
 
 
 def _lasting(config: Config) -> dict[str, Any]:

@@ -55,6 +55,8 @@ from meristem.training.trackers import check_trackers
 
 logger = logging.getLogger(__name__)
 
+LIKE = ("static_loops", "block_loop")  # policies that may name another run
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -379,7 +381,7 @@ def _held(folder: RunFolder, peers: Processes) -> AbstractContextManager[None]:
 def _at_home(config: Config) -> Config:
     """The configuration with paths that hold from any folder."""
     tables = {
-        name: {key: str(Path(value).resolve()) if key == "like" and value else value for key, value in table.items()}
+        name: {**table, "like": str(Path(table["like"]).resolve())} if name in LIKE and table.get("like") else table
         for name, table in config.growth.tables.items()
     }
     data = replace(config.data, path=str(Path(config.data.path).resolve()))

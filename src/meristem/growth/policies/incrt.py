@@ -98,8 +98,8 @@ class Incrt(Policy):
             raise InputError("decide_every", self.decide_every, f"must be at least feed_every, {self.feed_every}")
         if self.warm_up < 0:
             raise InputError("warm_up", self.warm_up, "must be 0 or above")
-        if math.isnan(self.certainty):
-            raise InputError("certainty", self.certainty, "must be a number")
+        if not self.certainty < math.inf:
+            raise InputError("certainty", self.certainty, "must be a number below infinity")
         if not self.steady <= 1:
             raise InputError("steady", self.steady, "must be a number up to 1")
         for name in ("share", "plateau"):

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal
 from meristem.errors import InputError
 from meristem.gauges.gauge import Gauge
 from meristem.growth.edits import AddBlock
-from meristem.growth.policy import Change, Decision, Policy, Readings
+from meristem.growth.policy import ENDLESS, Change, Decision, Policy, Readings
 from meristem.limits import check_integer
 from meristem.plan import Plan
 
@@ -49,7 +49,8 @@ class Stack(Policy):
         for time in self.at:
             if type(time) not in (int, float) or not time > 0 or (time >= 1 and time != round(time)):
                 raise InputError("at", time, "must be a part of the run above 0 and below 1, or whole updates")
-        if list(self.times) != sorted(set(self.times)):
+        mixed = len({time < 1 for time in self.at}) > 1  # parts and updates: which comes first, the length tells
+        if list(self.times) != sorted(set(self.times)) and not (mixed and self.total_steps == ENDLESS):
             raise InputError("at", self.at, "must be times that follow one another")
         if self.times[-1] >= self.total_steps:
             raise InputError("at", self.at[-1], f"must be before the end of the run, {self.total_steps} updates")
