@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
 from meristem.errors import InputError
+from meristem.growth.policies import POLICIES
 
 LOOPS = (
     "passes", "heads", "heads_per_layer", "max_layers", "shortlist", "excluded", "order", "start", "window", "beta",
@@ -18,6 +20,7 @@ DEMAND = (
     "share", "steady", "plateau", "hits", "feeds", "seed",
 )  # fmt: skip
 INCRT = ("criterion", "numerics", "births", "prune", *DEMAND, *PRUNING)
+HOMES = {"numerics": "published", "births": "random_births", "prune": "published", **dict.fromkeys(PRUNING, "prune")}
 FORMER = frozenset({f"growth.{name}" for name in GROWTH} | {f"incrt.{name}" for name in INCRT})
 # What each policy takes of the keys that several shared.
 SHARED = {
@@ -42,26 +45,36 @@ def translated(values: Mapping[str, Any]) -> dict[str, Any]:
     growth, incrt = (_section({key: values[key] for key in former}, name) for name in ("growth", "incrt"))
     if not growth and not incrt:
         return rest
-    policy = growth.get("policy", "none")
-    if policy not in ("none", "sgt", "incrt"):
-        raise InputError("growth.policy", policy, "must be one of none, sgt, incrt")
+    policy = _choice("growth.policy", growth.get("policy", "none"), "none", "sgt", "incrt")
     loops, heads = _loops(growth), _heads(incrt)
-    names = {"none": [], "sgt": [loops], "incrt": heads}[policy]
-    new: dict[str, Any] = {}
-    for name, section in ((loops, growth), (heads[0], incrt)):
-        new |= {f"growth.{name}.{key}": section[key] for key in SHARED[name] if key in section}
-    new |= _special(growth, incrt, loops, heads[0])
+    names = _policies(rest, growth, {"none": [], "sgt": [loops], "incrt": heads}[policy])
+    new = _loop_settings(growth, loops) | _head_settings(incrt, heads)
     if "observe_every" in growth:
         new["growth.observe.every"] = growth["observe_every"]
-    if growth.get("observe", False):
-        names = ["observe", *names]  # it measures before the others change anything
-        new |= {f"growth.observe.{key}": growth[key] for key in ("probe", "rows") if key in growth}
-    if "policy" in growth or "observe" in growth:  # a whole section: what belongs to others had no effect
-        new = {key: value for key, value in new.items() if key.split(".")[1] in names}
+    for key in ("probe", "rows"):
+        if key in growth and "observe" in names:
+            new[f"growth.observe.{key}"] = growth[key]
+            if "sgt" not in names:
+                del new[f"growth.sgt.{key}"]
+    if "policy" in growth or "observe" in growth:  # a whole section, in which much may stand that is as ever
+        new = {key: value for key, value in new.items() if key.split(".")[1] in names or not _is_default(key, value)}
         new["growth.policies"] = names
+    elif "growth.policies" in rest:
+        for key in ("growth.unit", "incrt.criterion", "incrt.prune"):
+            if key in former:
+                raise InputError(key, values[key], "chooses a policy: name it in growth.policies instead")
     # Overrides come last, by whichever keys.
     last = next(key for key in reversed([*values]) if key in former or key.startswith("growth."))
     return {**rest, **new} if last in former else {**new, **rest}
+
+
+def _policies(rest: Mapping[str, Any], growth: Mapping[str, Any], chosen: list[str]) -> list[str]:
+    """The policies: those that a former word stands for, or else those of today; observing is an answer of its own."""
+    given = rest.get("growth.policies", ())
+    given = list(given) if isinstance(given, (list, tuple)) else []
+    observes = growth.get("observe", "observe" in given)
+    named = chosen if "policy" in growth else [name for name in given if name != "observe"]
+    return ["observe", *named] if observes else named  # it measures before the others change anything
 
 
 def _section(values: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -69,38 +82,63 @@ def _section(values: Mapping[str, Any], name: str) -> dict[str, Any]:
     return {key.removeprefix(prefix): value for key, value in values.items() if key.startswith(prefix)}
 
 
+def _choice(key: str, value: Any, *allowed: str) -> Any:
+    if value not in allowed:
+        raise InputError(key, value, f"must be one of {', '.join(allowed)}")
+    return value
+
+
+def _is_default(key: str, value: Any) -> bool:
+    """Whether a setting of a policy is as if it had not been given."""
+    _, policy, name = key.split(".")
+    defaults = {entry.name: entry.default for entry in fields(POLICIES[policy])}
+    return bool(defaults[name] == (tuple(value) if isinstance(value, list) else value))
+
+
 def _loops(growth: Mapping[str, Any]) -> str:
     """The policy that the keys of loops are of."""
     static = bool(growth.get("layers")) or growth.get("like") is not None
-    if growth.get("unit", "head") == "block":
+    if _choice("growth.unit", growth.get("unit", "head"), "head", "block") == "block":
         return "block_loop"
     return "static_loops" if static else "sgt"
 
 
 def _heads(incrt: Mapping[str, Any]) -> list[str]:
     """The policies that the keys of heads are of."""
-    criterion = incrt.get("criterion", "demand")
-    if criterion not in ("demand", "published", "random"):
-        raise InputError("incrt.criterion", criterion, "must be one of demand, published, random")
+    criterion = _choice("incrt.criterion", incrt.get("criterion", "demand"), "demand", "published", "random")
     if criterion != "demand":
         return [{"published": "published", "random": "random_births"}[criterion]]
     return ["incrt", "prune"] if incrt.get("prune", True) else ["incrt"]
 
 
-def _special(growth: Mapping[str, Any], incrt: Mapping[str, Any], loops: str, heads: str) -> dict[str, Any]:
-    """Keys that have other names, or another meaning, today."""
+def _loop_settings(growth: Mapping[str, Any], policy: str) -> dict[str, Any]:
+    """The keys of loops as those of this policy; what it has no use for stays with SGT, where that is noted."""
     new: dict[str, Any] = {}
-    if loops != "sgt":
-        new |= {f"growth.{loops}.{key}": growth[key] for key in ("layers", "like") if growth.get(key)}
-    if loops == "block_loop" and "passes" in growth:
-        new["growth.block_loop.times"] = growth["passes"]
-    if heads == "published":
-        new |= {f"growth.published.{key}": incrt[key] for key in ("numerics", "prune") if key in incrt}
-    if heads == "random_births" and "births" in incrt:
-        new["growth.random_births.births"] = incrt["births"]
-    if heads == "incrt":
-        shared = ("decide_every", "cool_down", "redundant", "tolerance")
-        new |= {f"growth.prune.{key}": incrt[key] for key in shared if key in incrt}
-        if incrt.get("grace"):
-            new["growth.prune.grace"] = incrt["grace"]
+    for key in (key for key in LOOPS if key in growth):
+        if policy == "block_loop" and key == "passes":
+            new["growth.block_loop.times"] = growth[key]
+        else:
+            new[f"growth.{policy if key in SHARED[policy] else 'sgt'}.{key}"] = growth[key]
+    if policy != "sgt":
+        new |= {f"growth.{policy}.{key}": growth[key] for key in ("layers", "like") if growth.get(key)}
     return new
+
+
+def _head_settings(incrt: Mapping[str, Any], policies: list[str]) -> dict[str, Any]:
+    """The keys of heads as those of these policies; what they have no use for stays with the others, where that is
+    noted."""
+    new: dict[str, Any] = {}
+    for key, value in incrt.items():
+        if key in DEMAND:
+            new[f"growth.{policies[0] if key in SHARED[policies[0]] else 'incrt'}.{key}"] = value
+            if "prune" in policies and key in ("decide_every", "cool_down"):
+                new[f"growth.prune.{key}"] = value
+        elif key in HOMES and not _is_absent(key, value, policies):
+            new[f"growth.{HOMES[key]}.{key}"] = value
+    return new
+
+
+def _is_absent(key: str, value: Any, policies: list[str]) -> bool:
+    """Whether a key of heads says nothing: pruning was a word, and 0 stood for no births and for the usual grace."""
+    unsaid = key == "grace" or (key == "births" and "random_births" not in policies)
+    return (key == "prune" and "incrt" in policies) or (unsaid and not value)
