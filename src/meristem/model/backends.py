@@ -61,13 +61,14 @@ def choose_backends(
 def _runs(backend: str, head_dim: int, grouped: bool, masked: bool, device: torch.device, dtype: torch.dtype) -> bool:
     """Whether a kernel runs, by trying it: its published limits change between versions, the kernel does not lie.
 
-    It is tried on ones, not on random numbers: a run's own would then depend on whether this had been tried before.
+    It is tried on ones, not on random numbers: a run's own would then depend on whether this had been tried before. A
+    block may be born where nobody asks for gradients; it is trained later.
     """
     query = torch.ones(1, 2, 128, head_dim, device=device, dtype=dtype, requires_grad=True)
     key = torch.ones(1, 1 if grouped else 2, 128, head_dim, device=device, dtype=dtype, requires_grad=True)
     mask = torch.ones(1, 1, 1, 128, dtype=torch.bool, device=device).expand(1, 1, 128, -1) if masked else None
     try:
-        with warnings.catch_warnings(), sdpa_kernel(BACKENDS[backend]):
+        with torch.enable_grad(), warnings.catch_warnings(), sdpa_kernel(BACKENDS[backend]):
             warnings.simplefilter("ignore")  # a refusing kernel explains itself at length
             head_outputs = scaled_dot_product_attention(query, key, key, mask, is_causal=not masked, enable_gqa=grouped)
             head_outputs.sum().backward()

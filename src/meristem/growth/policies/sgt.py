@@ -309,6 +309,8 @@ class Sgt(Policy):
             return Judgement(replace(state, phase="fixed"), "fix", rule)
         means = [sum(layer) / len(layer) for layer in entropies]
         eligible = [i for i, layer in enumerate(entropies) if i not in self.excluded and self.has_enough(len(layer))]
+        if not eligible:  # heads may be born yet
+            return Judgement(going, "wait", "no layer has heads enough: no decision in this window")
         ranked = sorted(eligible, key=lambda i: (-means[i], -i))
         listed = tuple(ranked[: self.shortlist])
         for index, grown in enumerate(state.grown):
