@@ -16,6 +16,7 @@ from meristem.files import read_json, sha256_of, write_atomically
 from meristem.plan import Plan
 from meristem.config import RESUMABLE, Config, default_values, known_values
 from meristem.config.former import translated
+from meristem.config.growth import table_name
 
 FORMAT = "meristem-origin/1"
 ORIGIN_FILE = "origin.json"
@@ -75,7 +76,9 @@ class Origin:
         """Refuse a run whose settings, plan, tokenizer or recipe are not those that it began with."""
         first, defaults = translated(self.settings), _as_json(default_values())
         now = _lasting(config)
-        for name in (name for name in {**now, **first} if name not in RESUMABLE):
+        used = {table_name(name) for name in config.growth.policies}  # tables of other policies have no effect
+        tables = {name: name.split(".")[1] for name in {**now, **first} if name.count(".") == 2}
+        for name in (n for n in {**now, **first} if n not in RESUMABLE and (n not in tables or tables[n] in used)):
             value, began = now.get(name), first.get(name)
             began = defaults.get(name) if began is None else began  # a setting that is newer than the run
             if value != began:

@@ -17,8 +17,8 @@ from growth.helpers import VECTORS, Action, Controller, Entropies, adds, decisio
 from meristem.errors import InputError
 from meristem.growth import LoopHeads, Sgt, SgtState
 from meristem.growth.ema import Ema
-from meristem.growth.looping import looped
-from meristem.growth.policies.sgt import BIRTHS, CHOICES, FORGOTTEN, ORDERS, Grown
+from meristem.growth.looping import CHOICES, ORDERS, looped
+from meristem.growth.policies.sgt import BIRTHS, FORGOTTEN, Grown
 from meristem.model import Decoder
 from meristem.plan import Gates, Loop, Plan
 from meristem.training.growth_from_config import steady_layers

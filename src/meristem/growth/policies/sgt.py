@@ -256,6 +256,10 @@ class Sgt(Policy):
 
     def _judged(self, state: SgtState, step: int, plan: Plan) -> Judgement:
         judgement = self.judge(state, step, _by_layer(plan, state.average.mean))
+        able = any(self.has_enough(heads) for layer, heads in enumerate(plan.heads) if layer not in self.excluded)
+        if not able and (window_end := step + self.window_steps) <= self.total_steps:  # heads may be born yet
+            going = replace(state, phase="grow", window_end=window_end)
+            judgement = Judgement(going, "wait", "no layer has heads enough: no decision in this window")
         # Where windows are shorter than its memory the average goes on, unless a reading has spoiled it for good.
         goes_on = self.window_steps < self.probed_steps and judgement.action != "wait"
         average = state.average if goes_on else Ema(self.beta)
@@ -309,8 +313,6 @@ class Sgt(Policy):
             return Judgement(replace(state, phase="fixed"), "fix", rule)
         means = [sum(layer) / len(layer) for layer in entropies]
         eligible = [i for i, layer in enumerate(entropies) if i not in self.excluded and self.has_enough(len(layer))]
-        if not eligible:  # heads may be born yet
-            return Judgement(going, "wait", "no layer has heads enough: no decision in this window")
         ranked = sorted(eligible, key=lambda i: (-means[i], -i))
         listed = tuple(ranked[: self.shortlist])
         for index, grown in enumerate(state.grown):
