@@ -155,3 +155,10 @@ def test_trying_a_kernel_draws_no_random_numbers() -> None:
     before = torch.get_rng_state()
     choose_backends(small_plan().layers, torch.device("cpu"), torch.float32)
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_kernel_is_tried_with_gradients_though_nobody_asks_for_them() -> None:
+    """As where a block is born of a head dim that the model had not got before."""
+    backends._runs.cache_clear()
+    with torch.no_grad():
+        assert choose_backends([LayerPlan(4, 8, 4)], CPU, torch.float32) == ["flash"]
