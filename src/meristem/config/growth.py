@@ -86,11 +86,14 @@ def policy_keys() -> dict[str, Any]:
 
 
 def _made(name: str, policy: Any, settings: Mapping[str, Any], steps: int) -> Any:
-    known = {entry.name for entry in dataclasses.fields(policy)} if dataclasses.is_dataclass(policy) else set()
+    known = {entry.name: entry for entry in dataclasses.fields(policy)} if dataclasses.is_dataclass(policy) else {}
     length = {LENGTH: steps} if LENGTH in known else {}
+    for key in known.keys() - {*settings, *length}:
+        if known[key].default is known[key].default_factory is dataclasses.MISSING:
+            raise InputError(f"growth.{name}.{key}", None, "must be given")
     try:
         return policy(**settings, **length)
-    except TypeError as error:  # a setting that is missing, or one that a class of one's own does not know
+    except TypeError as error:  # a setting that a class of one's own does not know
         raise InputError(f"growth.{name}", dict(settings), f"does not fit: {error}") from None
     except InputError as error:
         raise InputError(f"growth.{name}.{error.field}", error.value, error.expected) from None
