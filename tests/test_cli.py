@@ -496,6 +496,8 @@ def test_the_help_of_train_lists_every_setting_with_choices_and_default(call: Ca
     assert "--growth.policies TEXT,... [default: not given]" in said
     assert "--growth.sgt.heads high|low|random|all [default: high]" in said
     assert "--growth.stack.at NUMBER,... [default: 0.3]" in said
+    assert "--growth.stack.order stack|interleave [default: stack]" in said
+    assert "--growth.sgt.birth gate|paper [default: gate]" in said
     assert "--log.trackers tensorboard|trackio|wandb,... [default: not given]" in said
 
 

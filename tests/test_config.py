@@ -517,10 +517,10 @@ FORMER: dict[str, tuple[dict[str, Any], list[Policy]]] = {
         },
         [BlockLoop(like="run", heads_per_layer=3, order="shallow_first")],
     ),
-    "observe": ({"growth.observe": True}, [Observe(1000)]),
+    "observe": ({"growth.observe": True}, [Observe(total_steps=1000)]),
     "observe sgt": (
         {"growth.policy": "sgt", "growth.observe": True, "growth.observe_every": 7, "growth.rows": 4},
-        [Observe(1000, every=7, rows=4), Sgt(1000, rows=4)],
+        [Observe(every=7, rows=4, total_steps=1000), Sgt(1000, rows=4)],
     ),
     "demand": ({"growth.policy": "incrt"}, [Incrt(1000), Prune()]),
     "demand otherwise": (
@@ -638,7 +638,7 @@ def test_complete_configurations_of_before_are_read(run: str, expected: list[str
             "--growth.policies published",
             [Published("author", 1000, feed_every=2)],
         ),
-        ({"growth.policy": "sgt", "growth.observe": False}, "--growth.policies observe", [Observe(1000)]),
+        ({"growth.policy": "sgt", "growth.observe": False}, "--growth.policies observe", [Observe(total_steps=1000)]),
         # Among overrides the last one holds, whichever keys there are in the file.
         ({"growth.policy": "none"}, "--growth.policy sgt --growth.policies incrt", [Incrt(1000)]),
         ({"growth.policy": "none"}, "--growth.policies incrt --growth.policy sgt", [Sgt(1000)]),

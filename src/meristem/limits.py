@@ -18,6 +18,7 @@ MOST_CLASSES = 2**24
 MOST_BATCH_TOKENS = 2**40
 MOST_PASSES = 2**14  # times that a loop or block is run again
 MOST_PROCESSES = 2**20
+MOST_SEED = 2**63 - 1
 LARGEST_COUNT = 2**62  # of rows, tokens, bytes: sums of two still fit into 64 bits
 LARGEST_DOCUMENT = 2**30  # bytes of one document, or of one line of a file: four human chromosomes
 

@@ -21,7 +21,7 @@ import typer.main
 from meristem.cli import app
 
 from . import forks
-from .runs import KEYS, ON_ROWS, ON_TEXTS, RUNS
+from .runs import KEYS, ON_ROWS, ON_TEXTS, RUNS, Kind
 from .verdicts import Result, Verdict
 from .world import World
 
@@ -40,7 +40,8 @@ WORDS = (
     '"incrt"', '"uniform"', '"published"', '"random"', '"all"', '"block"', '"auto"', '"math"', '"first"', '"balanced"',
     '"12"', '"é漢😀"', '"' + "x" * LONG + '"',
 )  # fmt: skip
-OTHERS = ("true", "false", "[]", "[1, 2, 3]", "[-1]", '["a"]', "[[1]]", "{}", "[" * DEEP + "]" * DEEP)
+POLICIES = ('["sgt"]', '["stack", "incrt"]', '["os:system"]', '["none.such:Policy"]')
+OTHERS = ("true", "false", "[]", "[1, 2, 3]", "[-1]", '["a"]', "[[1]]", "{}", *POLICIES, "[" * DEEP + "]" * DEEP)
 IN_JSON = (*NUMBERS, *WORDS, *OTHERS, "null", "NaN", "-Infinity", '{"a": 1}', '{"a":' * DEEP + "1" + "}" * DEEP, "")
 IN_TOML = (
     *NUMBERS, *WORDS, *OTHERS, "nan", "-inf", "{a = 1}", "1979-05-27", "07:32:00", "0x7fffffffffffffff", "'literal'",
@@ -74,8 +75,7 @@ def fuzz_config(world: World, draw: random.Random) -> tuple[str, list[str | Path
     """Some settings of a configuration, or anything in its bytes; the run is as short as can be."""
     kind = draw.choice(RUNS)
     text = world.config(kind).read_text(encoding="utf-8")
-    steps = 1 + 2 * kind.settings.get("growth__start", 0)  # layers need time to grow
-    text = re.sub(r"^steps = .*$", f"steps = {steps}", text, flags=re.M)
+    text = re.sub(r"^steps = .*$", f"steps = {fewest_steps(kind)}", text, flags=re.M)
     place = world.cleared()
     if draw.random() < 0.15:
         what, content = mangled(text.encode(), draw)
@@ -85,13 +85,20 @@ def fuzz_config(world: World, draw: random.Random) -> tuple[str, list[str | Path
             value = draw.choice(IN_TOML)
             if key in PATIENT_KEYS and re.fullmatch(r"[\d.e+_x]{3,}f*", value):
                 continue
-            section, name = key.split(".")
+            section, _, name = key.rpartition(".")
             told.append(f"{key} = {shown(value)}")
-            text = re.sub(rf"(?ms)^(\[{section}\]\n(?:(?!^\[).)*?)^{name} = [^\n]*\n", r"\1", text)
+            if f"[{section}]\n" not in text:
+                text += f"[{section}]\n"
+            text = re.sub(rf"(?ms)^(\[{re.escape(section)}\]\n(?:(?!^\[).)*?)^{name} = [^\n]*\n", r"\1", text)
             text = text.replace(f"[{section}]\n", f"[{section}]\n{name} = {value}\n")
         what, content = ", ".join(told), text.encode("utf-8", "surrogatepass")
     (place / "config.toml").write_bytes(content)
     return what, ["train", "config.toml", "--out", place / "run"]
+
+
+def fewest_steps(kind: Kind) -> int:
+    """Steps of a short run in which the structure can change: layers need time to grow."""
+    return kind.steps if "growth__policies" in kind.settings else 1 + 2 * int(kind.settings.get("growth__start", 0))
 
 
 def fuzz_override(world: World, draw: random.Random) -> tuple[str, list[str | Path]]:
@@ -111,7 +118,9 @@ def fuzz_override(world: World, draw: random.Random) -> tuple[str, list[str | Pa
         run = world.placed(world.halfway(draw.choice((ON_TEXTS, ON_ROWS)), True))
         given: list[str | Path] = ["resume", run, *arguments]
     else:
-        given = ["train", world.config(draw.choice(RUNS)), "--out", place / "run", "--train.steps", "1", *arguments]
+        kind = draw.choice(RUNS)
+        steps = str(fewest_steps(kind))
+        given = ["train", world.config(kind), "--out", place / "run", "--train.steps", steps, *arguments]
     return shown(" ".join(arguments)), given
 
 

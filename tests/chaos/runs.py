@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from meristem.config import Config
-from training.helpers import EAGER_HEADS, TIMING
+from meristem.config import all_settings
+from training.helpers import EAGER_BIRTHS, EAGER_HEADS, EAGER_PRUNING, TIMING
 
 # Seconds at most, with a checkpoint after every update, and evaluations.
 SMALL: dict[str, Any] = {
@@ -32,6 +32,18 @@ PUBLISHED: dict[str, Any] = {
     "incrt__seed": 1,
 }  # fmt: skip
 RANDOM: dict[str, Any] = {**HEADS, "incrt__criterion": "random", "incrt__births": 3}
+STACK: dict[str, Any] = {
+    "model__layers": 4, "model__head_list": [2, 2, 4, 4], "growth__policies": ["stack"],
+    "growth__stack__start_layers": 1, "growth__stack__at": [3, 6],
+}  # fmt: skip
+# Blocks are stacked after 3 updates; heads come and go before and after; then loops grow, and still heads leave.
+TOGETHER: dict[str, Any] = {
+    "model__layers": 4, "model__head_list": [2, 2, 4, 4], "train__steps": 20, "train__batch_size": 32,
+    "train__micro_batch": 16, "growth__policies": ["stack", "incrt", "prune", "sgt", "observe"],
+    "growth__stack__at": [3], "growth__sgt__start": 6, "growth__sgt__window": 3, "growth__sgt__beta": 0.0,
+    "growth__sgt__heads_per_layer": 1, "growth__sgt__max_layers": 2, "growth__observe__every": 4,
+    **EAGER_BIRTHS, **EAGER_PRUNING,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)  # a kind is itself, and can be looked up
@@ -60,19 +72,17 @@ RUNS = (
     Kind("incrt", settings=HEADS),
     Kind("published", settings=PUBLISHED),
     Kind("random", settings=RANDOM),
+    Kind("stack", settings=STACK),
+    Kind("together", settings=TOGETHER),
     Kind("classifier", "rows"),
     Kind("classifier-incrt", "rows", {**HEADS, "optimizer__lr": 1e-2}),
 )
 ON_TEXTS, ON_ROWS = (next(kind for kind in RUNS if kind.data == data) for data in ("texts", "rows"))
 
 # Of a configuration, as they are written on the command line.
-KEYS = [
-    f"{section.name}.{entry.name}"
-    for section in fields(Config)
-    for entry in fields(type(getattr(Config(), section.name)))
-]
+KEYS = [setting.key for setting in all_settings()]
 REMEMBERED = "checked.json"  # in prepared data: which files have been checked, by their sizes and times
-RECORDED = ("growth", "demand", "checkpoint", "finished", "skipped")  # events that a broken run must have alike
+RECORDED = ("growth", "measured", "checkpoint", "finished", "skipped")  # events that a broken run must have alike
 
 
 def outcome(run: Path) -> dict[str, Any]:

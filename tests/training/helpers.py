@@ -38,6 +38,18 @@ EAGER_HEADS: dict[str, Any] = {
     "incrt__hits": 1, "incrt__feeds": 1, "incrt__max_heads": 3, "incrt__grace": 2, "incrt__redundant": 1.0,
     "incrt__tolerance": 1.0,
 }  # fmt: skip
+# The same in a model whose head counts are those of its plan, from two heads of a layer on.
+EAGER_BIRTHS: dict[str, Any] = {
+    "growth__incrt__start_heads": 1, "growth__incrt__feed_every": 1, "growth__incrt__decide_every": 2,
+    "growth__incrt__calibration": 2, "growth__incrt__cool_down": 2, "growth__incrt__warm_up": 1,
+    "growth__incrt__certainty": -1e9, "growth__incrt__share": 1e-9, "growth__incrt__steady": -1e9,
+    "growth__incrt__plateau": 1.0, "growth__incrt__hits": 1, "growth__incrt__feeds": 1, "growth__incrt__last_birth": 16,
+}  # fmt: skip
+EAGER_PRUNING: dict[str, Any] = {
+    "growth__prune__decide_every": 3, "growth__prune__cool_down": 1, "growth__prune__grace": 4,
+    "growth__prune__patience": 1, "growth__prune__redundant": 1.0, "growth__prune__tolerance": 1.0,
+    "growth__prune__sequences": 32,
+}  # fmt: skip
 TIMING = ("tokens_per_second", "mfu")
 
 
@@ -76,7 +88,7 @@ def prepared_labelled(folder: Path, count: int = 90, **options: Any) -> Labelled
 
 
 def tiny_config(data: Path, **changes: Any) -> Config:
-    """The tiny configuration; changes are written `train__steps=3`."""
+    """The tiny configuration; changes are written `train__steps=3`, and `growth__sgt__start=2` in a policy's table."""
     named = {key.replace("__", "."): value for key, value in changes.items()}
     return build_config({**TINY, "data.path": str(data), **named})
 

@@ -73,7 +73,12 @@ def arms(data: Path, labelled: Path, tmp_path_factory: pytest.TempPathFactory) -
 
 
 def decisions(run: RunFolder) -> list[dict[str, Any]]:
-    return [entry for entry in run.read(run.events) if entry["event"] in ("growth", "demand")]
+    return [entry for entry in run.read(run.events) if entry["event"] in ("growth", "measured")]
+
+
+def of_births(run: RunFolder) -> list[dict[str, Any]]:
+    """What the policy that gives birth to heads decided, and what it measured."""
+    return [entry for entry in decisions(run) if entry["policy"] != "prune"]
 
 
 def actions(run: RunFolder) -> list[str]:
@@ -106,10 +111,16 @@ def test_heads_are_born_and_leave_and_the_record_says_so(arms: Runs) -> None:
     assert {"birth", "removal"} <= set(actions(run))
     heads = [1, 1]
     for entry in decisions(run):
-        assert all(len(entry[key]) == 2 for key in ("demand", "noise", "threshold", "rules", "predicted_heads"))
-        assert all(0 <= share <= 1 for share in entry["asymmetry"])
-        assert all(1 <= rank <= run.plan.head_dims[0] for rank in entry["rank"])
-        assert all(noise > 0 for noise in entry["noise"] if noise is not None)
+        assert entry["version"] == 1
+        assert entry["policy"] == ("prune" if entry.get("action") in ("removal", "spare") else entry["policy"])
+        if entry["policy"] == "incrt":
+            assert all(len(entry[key]) == 2 for key in ("demand", "noise", "threshold", "rules", "predicted_heads"))
+            assert all(0 <= share <= 1 for share in entry["asymmetry"])
+            assert all(1 <= rank <= run.plan.head_dims[0] for rank in entry["rank"])
+            assert all(noise > 0 for noise in entry["noise"] if noise is not None)
+        else:
+            left = [count + (entry.get("action") == "removal" and entry["layer"] == i) for i, count in enumerate(heads)]
+            assert [len(shares) for shares in entry["own_share"]] in (heads, left)
         if entry["event"] == "growth":
             heads[entry["layer"]] += {"birth": 1, "removal": -1, "spare": 0}[entry["action"]]
             assert describe_growth(entry).startswith(
@@ -117,8 +128,9 @@ def test_heads_are_born_and_leave_and_the_record_says_so(arms: Runs) -> None:
                     entry["action"]
                 ]
             )
-        assert entry["heads"] == heads
-        assert describe_demand(entry, "demand").startswith(f"heads {heads[0]}-{heads[1]}")
+        assert entry.get("heads", heads) == heads
+        if entry["policy"] == "incrt":
+            assert describe_demand(entry, "demand").startswith(f"heads {heads[0]}-{heads[1]}")
     assert Plan.from_dict(newest(run).state["plan"]).heads == tuple(heads)
 
 
@@ -163,7 +175,8 @@ def test_the_loss_does_not_jump_at_a_birth(arms: Runs, data: Path, tmp_path: Pat
     ],
 )
 def test_every_criterion_is_a_word_or_two_away(settings: dict[str, Any], policy: type, data: Path) -> None:
-    assert type(tiny_config(data, growth__policy="incrt", **settings).build_policies()[0]) is policy
+    config = tiny_config(data, growth__policy="incrt", train__steps=1000, **settings)
+    assert type(config.build_policies()[0]) is policy
 
 
 def test_random_births_come_as_many_as_asked_for(arms: Runs) -> None:
@@ -227,7 +240,8 @@ def test_two_processes_grow_as_one_does(arm: str, arms: Runs, tmp_path: Path) ->
         assert [mine.get(k) for k in ("step", "action", "layer", "heads", "plan")] == [
             other.get(k) for k in ("step", "action", "layer", "heads", "plan")
         ]
-        for demand, its in zip(mine["demand"], other["demand"], strict=True):
+        assert mine["policy"] == other["policy"]
+        for demand, its in zip(mine.get("demand", ()), other.get("demand", ()), strict=True):
             assert (demand is None) == (its is None)
             assert demand is None or demand == pytest.approx(its, **close)
     torch.testing.assert_close(final_tensors(run), final_tensors(single), rtol=1e-3, atol=1e-4)
@@ -270,7 +284,11 @@ def test_demand_in_words() -> None:
     ("wrong", "message"),
     [
         ({"incrt__criterion": "energy"}, "incrt.criterion = 'energy': must be one of demand, published, random"),
-        ({"incrt__births": 2}, "incrt.births = 2"),
+        ({"incrt__criterion": "random", "incrt__births": 0}, "growth.random_births.births = 0: must be at least 1"),
+        ({"incrt__births": -2}, "growth.random_births.births = -2: must be at least 1"),
+        ({"incrt__seed": -1}, "incrt.seed = -1: must be at least 0"),
+        ({"incrt__certainty": float("inf")}, "incrt.certainty = inf: must be a number below infinity"),
+        ({"growth__unit": "layer"}, "growth.unit = 'layer': must be one of head, block"),
         ({"incrt__share": 0.0}, "incrt.share = 0.0"),
         ({"incrt__calibration": 1}, "incrt.calibration = 1"),
         ({"incrt__certainty": float("nan")}, "incrt.certainty = nan"),
@@ -279,10 +297,9 @@ def test_demand_in_words() -> None:
         ({"incrt__feed_every": 50, "incrt__decide_every": 20}, "incrt.decide_every = 20: must be at least feed_every"),
         ({"incrt__warm_up": 5000}, "updates births end after 14, and the first could come after 5001"),
         ({"incrt__last_birth": 0.0}, "incrt.last_birth = 0.0"),
-        ({"incrt__numerics": "exact"}, "incrt.numerics = 'exact'"),
+        ({"incrt__numerics": "exact"}, "growth.published.numerics = 'exact': must be one of author, repaired"),
         ({"model__heads": 4, "model__kv_group": 2}, "model.kv_group = 2: must be 1 (or as many as there are heads, 2 "),
         ({"incrt__max_heads": 1}, "incrt.max_heads = 1: must be above the heads that every layer has at the start, 1"),
-        ({"growth__layers": [1], "growth__heads": "all"}, "growth.policy = 'incrt'"),
     ],
 )
 def test_a_mistake_is_named_before_anything_is_written(
@@ -293,6 +310,22 @@ def test_a_mistake_is_named_before_anything_is_written(
         train(tiny_config(data, **settings), tmp_path / "run")
     assert message in str(caught.value)
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("idle", "table"),
+    [
+        ({"incrt__births": 2}, "growth.random_births"),
+        ({"incrt__numerics": "repaired"}, "growth.published"),
+        ({"growth__layers": [1], "growth__heads": "all"}, "growth.static_loops"),
+        ({"incrt__prune": False}, "growth.prune"),  # EAGER says when a head leaves
+    ],
+)
+def test_settings_of_a_policy_that_is_not_named_are_noted(
+    idle: dict[str, Any], table: str, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trained(data, tmp_path / "run", **{**EAGER, **idle, "eval__every": 0, "checkpoint__every": 0})
+    assert f"\n{table}: of no use, as growth.policies does not name it\n" in capsys.readouterr().out
 
 
 def test_a_grown_run_is_evaluated_and_generates(arms: Runs, tmp_path: Path, call: Call) -> None:
@@ -307,13 +340,13 @@ def test_a_state_of_growth_that_makes_no_sense_is_refused(arms: Runs, tmp_path: 
     run = copy_run(arms("demand"), tmp_path / "run", last=20)
     path = list_checkpoints(run.checkpoints)[-1]
     state = json.loads((path / "state.json").read_text())
-    state["growth"]["heads"]["ages"]["times"] = {}
+    state["growth"]["policies"]["prune"]["state"]["times"] = {}
     (path / "state.json").write_text(json.dumps(state))
     manifest = json.loads((path / "manifest.json").read_text())
     facts = {"sha256": sha256_of(path / "state.json"), "bytes": (path / "state.json").stat().st_size}
     manifest["files"]["state.json"] = facts
     (path / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(
-        RunError, match=r"does not fit this run \(growth\.heads\.ages\.times = \{\}: must be of the type"
+        RunError, match=r"does not fit this run \(growth\.policies\.prune\.state\.times = \{\}: must be of the type"
     ):
         resume(run.path)

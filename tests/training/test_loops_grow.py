@@ -23,7 +23,7 @@ from commands import Call
 from meristem.config import OptimizerConfig, build_config, flatten, load_config
 from meristem.errors import InputError, RunError
 from meristem.gauges.entropy import EntropyGauge, HeadReadings, read_heads
-from meristem.growth import BlockLoop, LoopHeads, Sgt, grower
+from meristem.growth import BlockLoop, LoopHeads, Sgt
 from meristem.growth.wording import describe_growth, describe_loops, describe_structure
 from meristem.model import Decoder
 from meristem.plan import Gates, Loop, Plan
@@ -136,7 +136,8 @@ def test_two_passes_and_paper_birth(grown: Runs) -> None:
         assert actions(run) == [(6, "add", 3), (11, "deepen", 3), (16, "fix", None)]
         assert last_plan(run).loops == {3: Loop(tuple(decisions(run)[0]["heads"]), 2)}
     fading = Plan.from_dict(load_checkpoint(grown("paper").checkpoints / "step-00000010").state["plan"])
-    assert fading.loops == {3: Loop((0, 1, 2, 3), 1)}
+    stay = tuple(decisions(grown("paper"))[0]["heads"])
+    assert fading.loops == {3: Loop((0, 1, 2, 3), 1, fading=tuple(head for head in range(4) if head not in stay))}
     assert fading.gates == Gates(2, 4, trained=False)
     assert "gate_delta" not in final_tensors(grown("paper"))
 
@@ -373,7 +374,7 @@ def test_a_structure_is_taken_over_as_it_is(data: Path, tmp_path: Path, monkeypa
         entropy = torch.tensor([0.5 if layer == leader else 0.1 for layer, n in enumerate(HEADS) for _ in range(n)])
         return HeadReadings(entropy * len(tokens), readings.updates)
 
-    monkeypatch.setattr(grower, "read_heads", read)
+    monkeypatch.setattr("meristem.gauges.entropy.read_heads", read)
     short = {**SHORT, **UNOBSERVED, "train__steps": 20}
     source = trained(data, tmp_path / "source", **{**GROWING, **short, "growth__passes": 2, "growth__shortlist": 1})
     passes = {layer: loop.passes for layer, loop in source.newest_plan.loops.items()}
@@ -407,7 +408,7 @@ def test_a_run_that_has_not_ended_is_nothing_to_be_like(grown: Runs, data: Path,
     source = copy_run(grown("gate"), tmp_path / "source", last=22)
     assert len(source.newest_plan.loops) == 3
     changes = {**GROWING, **BRIEF, "growth__like": str(source.path)}
-    with pytest.raises(RunError, match=r"source: has not ended yet \(step 22\); growth\.like takes finished runs"):
+    with pytest.raises(RunError, match=r"source: has not ended yet \(step 22\); `like` takes finished runs"):
         train(tiny_config(data, **changes), tmp_path / "run")
     assert not (tmp_path / "run").exists()
     begun = copy_run(grown("gate"), tmp_path / "begun", last=0)
@@ -418,7 +419,7 @@ def test_a_run_that_has_not_ended_is_nothing_to_be_like(grown: Runs, data: Path,
 @pytest.mark.parametrize(
     ("loop", "message"),
     [
-        (LoopHeads(5, (0, 1), 1), r"layer = 5 must be in 0\.\.3"),
+        (LoopHeads(5, (0, 1), 1), r"layers? = 5 must be in 0\.\.3"),
         (LoopHeads(3, (0, 5), 1), r"loop\.heads = \(0, 5\) must be distinct heads out of 0\.\.3"),
     ],
 )
@@ -429,10 +430,11 @@ def test_a_structure_that_does_not_fit_names_the_run_it_is_of(
     file = tmp_path / "plan.json"
     file.write_text(loop.apply(Plan.uniform(layers=6, width=48, heads=6)).to_json(), encoding="utf-8")
     changes = {**GROWING, **BRIEF, "growth__like": str(file), "growth__unit": unit}
+    table = r"growth\.static_loops" if unit == "head" else r"growth\.block_loop"
     if unit == "block" and loop.layer == 3:  # whole blocks fit whatever their heads
         assert starting_plan(tiny_config(data, **changes), Plan.uniform(layers=4, width=32, heads=4)).is_looped
         return
-    with pytest.raises(InputError, match=rf"growth\.like = '.*plan\.json': does not fit this model: {message}"):
+    with pytest.raises(InputError, match=rf"{table}\.like = '.*plan\.json': does not fit this model: {message}"):
         train(tiny_config(data, **changes), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
@@ -450,7 +452,7 @@ def test_a_file_that_is_no_plan_is_named(data: Path, tmp_path: Path) -> None:
     file.write_text('{"heads": [4, 4]}', encoding="utf-8")
     with pytest.raises(InputError) as error:
         train(tiny_config(data, **{**GROWING, **BRIEF, "growth__like": str(file)}), tmp_path / "run")
-    assert error.value.field == "growth.like"
+    assert error.value.field == "growth.static_loops.like"
 
 
 def test_a_plan_file_has_no_entropies(data: Path, tmp_path: Path) -> None:
@@ -631,7 +633,7 @@ def troubled(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run
         entropy = readings.entropy * (math.nan if next(calls) == 1 else 1.0)
         return HeadReadings(entropy, {key: torch.tensor(1.5) for key in readings.updates})
 
-    monkeypatch.setattr(grower, "read_heads", read)
+    monkeypatch.setattr("meristem.gauges.entropy.read_heads", read)
     return trained(data, tmp_path / "run", **{**GROWING, **SHORT, **UNOBSERVED})
 
 
@@ -655,7 +657,7 @@ def test_loops_that_are_too_strong_are_told_by_observations_too(
         sizes = {key: torch.tensor(size if key == (3, 2) else 0.5) for key in readings.updates}
         return HeadReadings(readings.entropy, sizes)
 
-    monkeypatch.setattr(grower, "read_heads", read)
+    monkeypatch.setattr("meristem.gauges.entropy.read_heads", read)
     observed = {"growth__observe": True, "growth__observe_every": 1}
     changes = {"growth__layers": [1, 3], "growth__heads": "all", "growth__passes": 2, **observed}
     run = static(data, tmp_path / "run", **changes)
@@ -722,43 +724,55 @@ def test_the_end_of_a_fade_is_told_and_recorded(data: Path, tmp_path: Path, caps
     [
         ({"policy": "stg"}, r"growth\.policy = 'stg': must be one of none, sgt"),
         ({"unit": "layer"}, r"growth\.unit = 'layer': must be one of head, block"),
-        ({"unit": "block"}, r"growth\.unit = 'block': .*growth\.layers.*growth\.like"),
-        ({"layers": [1]}, r"growth\.heads = 'high': needs entropies.*random or all.*growth\.like"),
-        ({"layers": [1], "heads": "low"}, r"growth\.heads = 'low': needs entropies"),
-        ({"layers": [1], "like": "run"}, r"growth\.like = 'run': cannot be given together with growth\.layers"),
-        ({"policy": "none", "layers": [1], "heads": "all"}, r"growth\.policy = 'none': must be sgt for growth\.layers"),
-        ({"policy": "none", "like": "run"}, r"growth\.policy = 'none': must be sgt"),
-        ({"observe": False}, r"growth\.observe_every = 4: does nothing without growth\.observe; leave it out"),
-        ({"observe_every": -1}, r"growth\.observe_every = -1: must be 0 or above"),
-        ({"start": STEPS}, rf"growth\.start = {STEPS}\.0: leaves no time to grow: .* after {STEPS} updates, a new"),
-        ({"start": 1e6}, r"growth\.start = 1000000\.0: leaves no time to grow"),
-        ({"window": STEPS}, rf"growth\.start = 6\.0: leaves .* a new pass needs {STEPS} to settle, and .* has {STEPS}"),
-        ({"window": 0}, r"growth\.window = 0\.0: must be a part of the run above 0 and below 1, or whole updates"),
-        ({"window": 2.5}, r"growth\.window = 2\.5: must be a part of the run above 0 and below 1, or whole updates"),
-        ({"beta": 1}, r"growth\.beta = 1\.0: must be from 0 to below 1"),
-        ({"passes": 0}, r"growth\.passes = 0: must be an integer of at least 1"),
-        ({"heads": "most"}, r"growth\.heads = 'most': must be one of high, low, random, all"),
-        ({"order": "deep"}, r"growth\.order = 'deep': must be one of deep_first, shallow_first"),
-        ({"birth": "late"}, r"growth\.birth = 'late': must be one of gate, paper"),
-        ({"birth": "paper", "heads": "all"}, r"growth\.birth = 'paper': .*heads = 'all'"),
-        ({"seed": -1}, r"growth\.seed = -1: must be from 0"),
-        ({"rows": 0}, r"growth\.rows = 0: must be at least 1"),
-        ({"probe": "all"}, r"growth\.probe = 'all': must be one of rows, fused"),
-        ({"policy": "none", "rows": 0}, r"growth\.rows = 0: must be at least 1"),
-        ({"policy": "none", "beta": 1}, r"growth\.beta = 1\.0: must be from 0 to below 1"),
-        ({"policy": "none", "shortlist": 0}, r"growth\.shortlist = 0: must be an integer of at least 1"),
+        ({"unit": "block"}, r"growth\.block_loop\.layers = \(\): must be named, or else a run in `like`"),
+        ({"layers": [1]}, r"growth\.static_loops\.heads = 'high': needs entropies.*random or all.*`like`"),
+        ({"layers": [1], "heads": "low"}, r"growth\.static_loops\.heads = 'low': needs entropies"),
+        ({"layers": [1], "like": "run"}, r"growth\.static_loops\.like = 'run': cannot be given together with `layers`"),
+        ({"observe_every": -1}, r"growth\.observe\.every = -1: must be at least 0"),
+        (
+            {"start": STEPS},
+            rf"growth\.sgt\.start = {STEPS}\.0: leaves no time to grow: .* after {STEPS} updates, ",
+        ),
+        ({"start": 1e6}, r"growth\.sgt\.start = 1000000\.0: leaves no time to grow"),
+        (
+            {"window": STEPS},
+            rf"growth\.sgt\.start = 6\.0: leaves .* needs {STEPS} to settle, and .* has {STEPS}",
+        ),
+        ({"window": 0}, r"growth\.sgt\.window = 0\.0: must be a part of the run above 0 and below 1, or whole"),
+        (
+            {"window": 2.5},
+            r"growth\.sgt\.window = 2\.5: must be a part of the run above 0 and below 1, or whole",
+        ),
+        ({"beta": 1}, r"growth\.sgt\.beta = 1\.0: must be from 0 to below 1"),
+        ({"passes": 0}, r"growth\.sgt\.passes = 0: must be an integer of at least 1"),
+        ({"heads": "most"}, r"growth\.sgt\.heads = 'most': must be one of high, low, random, all"),
+        ({"order": "deep"}, r"growth\.sgt\.order = 'deep': must be one of deep_first, shallow_first"),
+        ({"birth": "late"}, r"growth\.sgt\.birth = 'late': must be one of gate, paper"),
+        ({"birth": "paper", "heads": "all"}, r"growth\.sgt\.birth = 'paper': .*heads = 'all'"),
+        ({"seed": -1}, r"growth\.sgt\.seed = -1: must be at least 0"),
+        ({"layers": [1], "heads": "random", "seed": -1}, r"growth\.static_loops\.seed = -1: must be at least 0"),
+        ({"layers": [1], "heads": "all", "passes": 0}, r"growth\.static_loops\.passes = 0: must be at least 1"),
+        ({"layers": [1], "unit": "block", "passes": 0}, r"growth\.block_loop\.times = 0: must be at least 1"),
+        ({"layers": [4], "unit": "block"}, r"growth\.block_loop\.layers = 4: must be in 0\.\.3"),
+        ({"layers": [1], "heads": "all", "order": "shallow_first"}, r"growth\.static_loops\.order = .*: does nothing"),
+        ({"layers": [1], "heads": "all", "beta": 1}, r"growth\.sgt\.beta = 1\.0: must be from 0 to below 1"),
+        ({"rows": 0}, r"growth\.(sgt|observe)\.rows = 0: must be an integer of at least 1"),
+        ({"probe": "all"}, r"growth\.(sgt|observe)\.probe = 'all': must be one of rows, fused"),
+        ({"policy": "none", "rows": 0}, r"growth\.(sgt|observe)\.rows = 0: must be an integer of at least 1"),
+        ({"policy": "none", "beta": 1}, r"growth\.sgt\.beta = 1\.0: must be from 0 to below 1"),
+        ({"policy": "none", "shortlist": 0}, r"growth\.sgt\.shortlist = 0: must be an integer of at least 1"),
         (
             {"heads_per_layer": 5},
-            r"growth\.heads_per_layer = 5: must be at most 4, the heads of the layer that has most",
+            r"growth\.sgt\.heads_per_layer = 5: must be at most 4, the heads of the layer that has most",
         ),
-        ({"excluded": [0, 4]}, r"growth\.excluded = 4: must be in 0\.\.3"),
-        ({"excluded": [0, 1, 2, 3]}, r"growth\.excluded = .*leaves no layer"),
-        ({"layers": [1, 4], "heads": "all"}, r"growth\.layers = 4: must be in 0\.\.3"),
-        ({"layers": [1, 1], "heads": "all"}, r"growth\.layers = \(1, 1\): must be distinct"),
-        ({"layers": [1, 1], "unit": "block"}, r"growth\.layers = \(1, 1\): must be distinct"),
+        ({"excluded": [0, 4]}, r"growth\.sgt\.excluded = 4: must be in 0\.\.3"),
+        ({"excluded": [0, 1, 2, 3]}, r"growth\.sgt\.excluded = .*leaves no layer"),
+        ({"layers": [1, 4], "heads": "all"}, r"growth\.static_loops\.layers = 4: must be in 0\.\.3"),
+        ({"layers": [1, 1], "heads": "all"}, r"growth\.static_loops\.layers = \(1, 1\): must be distinct"),
+        ({"layers": [1, 1], "unit": "block"}, r"growth\.block_loop\.layers = \(1, 1\): must be distinct"),
         (
             {"layers": [0, 1], "heads": "random", "heads_per_layer": 3},
-            r"growth\.heads_per_layer = 3: must be at most 2, the heads of layer 0",
+            r"growth\.static_loops\.heads_per_layer = 3: must be at most 2, the heads of layer 0",
         ),
     ],
 )
@@ -770,6 +784,30 @@ def test_a_mistake_in_the_growth_section_is_named_before_anything_is_written(
     with pytest.raises(InputError, match=message):
         train(tiny_config(data, **{**base, **named}), tmp_path / "run")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "tables"),
+    [
+        ({**VANILLA, "growth__layers": [1], "growth__heads": "all"}, "growth.static_loops, growth.sgt"),
+        ({**VANILLA, "growth__like": "run"}, "growth.static_loops, growth.sgt"),
+        ({**GROWING, "growth__observe": False}, "growth.observe"),
+        ({**GROWING, **BRIEF, "growth__layers": [1], "growth__heads": "all", "growth__beta": 0.2}, "growth.sgt"),
+        ({**GROWING, **BRIEF, "growth__layers": [1], "growth__unit": "block", "growth__heads": "low"}, "growth.sgt"),
+    ],
+)
+def test_settings_of_a_policy_that_is_not_named_are_noted(
+    changes: dict[str, Any], tables: str, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    brief = {"train__steps": 12, "eval__every": 0, "checkpoint__every": 0}
+    trained(data, tmp_path / "run", **{**changes, **brief})
+    assert sorted(noted_tables(capsys.readouterr().out)) == sorted(tables.split(", "))
+
+
+def noted_tables(text: str) -> list[str]:
+    """The tables that a run said are of no use to it."""
+    found = re.search(r"^(growth\..*): of no use, as growth\.policies does not name it$", text, re.M)
+    return [] if found is None else found[1].split(", ")
 
 
 @pytest.mark.parametrize("changes", [GROWING, VANILLA, {**GROWING, **UNOBSERVED}])
@@ -794,15 +832,19 @@ def test_a_plan_that_has_loops_is_not_grown_on(grown: Runs, data: Path, tmp_path
     path = tmp_path / "plan.json"
     path.write_text(grown("gate").newest_plan.to_json())
     with pytest.raises(
-        InputError, match=r"model\.plan = .*plan\.json': has loops already; leave growth\.policy at none"
+        InputError, match=r"model\.plan = .*plan\.json': has loops already, which sgt of growth\.policies would have to"
     ):
         train(tiny_config(data, **{**GROWING, **BRIEF, "model__plan": str(path)}), tmp_path / "run")
 
 
 def test_growth_may_not_change_on_resume(grown: Runs, data: Path, tmp_path: Path) -> None:
     run = copy_run(grown("gate"), tmp_path / "run", last=8)
-    for changes in ({"growth__window": 7}, UNOBSERVED, {"growth__passes": 2}):
-        name = next(iter(changes)).replace("__", ".")
+    for name, changes in (
+        ("growth.sgt.window", {"growth__window": 7}),
+        ("growth.policies", UNOBSERVED),
+        ("growth.observe.every", {"growth__observe_every": 8}),
+        ("growth.sgt.passes", {"growth__passes": 2}),
+    ):
         with pytest.raises(InputError, match=rf"{name} = .*the run began with"):
             resume(run.path, tiny_config(data, **{**GROWING, **changes}))
 

@@ -28,7 +28,7 @@ from meristem.growth.apply import apply_edit
 from meristem.growth.head_surgery import newborn_head
 from meristem.plan import LayerPlan, Plan
 
-NEVER = Incrt(certainty=float("inf"))  # measures and decides, but nothing is ever born
+NEVER = Incrt(certainty=1e300)  # measures and decides, but nothing is ever born
 
 
 def with_heads(plan: Plan, heads: int) -> Plan:

@@ -104,10 +104,14 @@ def policy_keys() -> dict[str, Any]:
 
 
 def _made(name: str, policy: Any, settings: Mapping[str, Any], steps: int) -> Any:
-    length = {LENGTH: steps} if LENGTH in {entry.name for entry in dataclasses.fields(policy)} else {}
+    known = {entry.name: entry for entry in dataclasses.fields(policy)}
+    length = {LENGTH: steps} if LENGTH in known else {}
+    for key in (key for key in known if key not in {*settings, *length}):
+        if known[key].default is known[key].default_factory is dataclasses.MISSING:
+            raise InputError(f"{table_key(name)}.{key}", None, "must be given")
     try:
         return policy(**settings, **length)
-    except TypeError as error:  # a setting that is missing, or one that a class of one's own does not know
+    except TypeError as error:  # a setting that a class of one's own does not know
         raise InputError(table_key(name), dict(settings), f"does not fit: {error}") from None
     except InputError as error:
         raise InputError(f"{table_key(name)}.{error.field}", error.value, error.expected) from None

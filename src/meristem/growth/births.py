@@ -12,7 +12,8 @@ from torch import Tensor
 from meristem.errors import InputError
 from meristem.growth.edits import AddHead
 from meristem.growth.head_surgery import newborn_head, with_head
-from meristem.growth.policy import Change
+from meristem.growth.policy import Change, Policy
+from meristem.limits import MOST_SEED, check_integer
 from meristem.plan import LayerPlan, Plan
 from meristem.records import finite
 from meristem.seeds import own_seed
@@ -93,10 +94,14 @@ def check_growable(plan: Plan) -> None:
         with_head(replace(layer, ceiling=None))
 
 
-def check_times(feed_every: int, decide_every: int, max_heads: int) -> None:
-    """Refuse times and limits that there cannot be."""
-    for field, value in (("feed_every", feed_every), ("decide_every", decide_every)):
-        if value < 1:
-            raise InputError(field, value, "must be at least 1")
-    if max_heads < 0:
-        raise InputError("max_heads", max_heads, "must be 0, for no limit, or above")
+def check_limits(policy: Policy) -> None:
+    """Refuse times, numbers of heads and seeds that there cannot be, of a policy that has these fields."""
+    settings = policy.settings
+    for field in ("feed_every", "decide_every"):
+        if settings[field] < 1:
+            raise InputError(field, settings[field], "must be at least 1")
+    if settings["max_heads"] < 0:
+        raise InputError("max_heads", settings["max_heads"], "must be 0, for no limit, or above")
+    if settings["start_heads"] < 0:
+        raise InputError("start_heads", settings["start_heads"], "must be 0, for those of the plan, or above")
+    check_integer("seed", settings["seed"], 0, MOST_SEED)

@@ -8,7 +8,11 @@ from dataclasses import replace
 
 from meristem.errors import InputError
 from meristem.growth.edits import LoopHeads
+from meristem.limits import check_integer
 from meristem.plan import Gates, Loop, Plan
+
+ORDERS = ("deep_first", "shallow_first")
+CHOICES = ("high", "low", "random", "all")
 
 
 def chosen_heads(choice: str, count: int, entropies: Sequence[float], layer: int, seed: int) -> tuple[int, ...]:
@@ -42,8 +46,27 @@ def check_source(layers: tuple[int, ...], like: str | None) -> None:
     """Refuse layers that are named twice, or that are named beside another run, or neither."""
     if len(set(layers)) < len(layers):
         raise InputError("layers", layers, "must be distinct")
-    if bool(layers) == (like is not None):
+    if layers and like is not None:
+        raise InputError("like", like, "cannot be given together with `layers`")
+    if not layers and like is None:
         raise InputError("layers", layers, "must be named, or else a run in `like`")
+
+
+def check_layers(layers: tuple[int, ...], plan: Plan) -> None:
+    """Refuse layers that the plan has not got."""
+    for layer in layers:
+        if not 0 <= layer < len(plan.layers):
+            raise InputError("layers", layer, f"must be in 0..{len(plan.layers) - 1}")
+
+
+def check_rule(policy: object) -> None:
+    """Refuse counts and choices that there cannot be, of those that the policy has."""
+    for name in ("passes", "times", "heads_per_layer", "max_layers", "shortlist"):
+        if hasattr(policy, name):
+            check_integer(name, getattr(policy, name), 1)
+    for name, allowed in (("order", ORDERS), ("heads", CHOICES)):
+        if hasattr(policy, name) and getattr(policy, name) not in allowed:
+            raise InputError(name, getattr(policy, name), f"must be one of {', '.join(allowed)}")
 
 
 def refuse_idle(policy: object, names: tuple[str, ...]) -> None:

@@ -149,9 +149,9 @@ def _structure(source: Path) -> tuple[Plan, list[list[float]] | None]:
     folder = RunFolder.open(source)
     if folder.newest_step < folder.config.train.steps:
         raise RunError(f"{source}: has not ended yet (step {folder.newest_step}); `like` takes finished runs")
-    plan, steps = folder.plan, folder.config.train.steps
+    plan, steps = folder.newest_plan, folder.config.train.steps  # of the last structure, whatever came before
     decisions = sound_loop_growth(folder.read(folder.events), plan, steps)
     observations = sound_observations(folder.read(folder.entropy), plan, steps)
     readings = [entry for entry in (*decisions, *observations) if "head_entropy" in entry]
     whole = [entry for entry in readings if all(v is not None for layer in entry["head_entropy"] for v in layer)]
-    return folder.newest_plan, max(whole, key=lambda entry: entry["step"])["head_entropy"] if whole else None
+    return plan, max(whole, key=lambda entry: entry["step"])["head_entropy"] if whole else None

@@ -399,7 +399,7 @@ def _check(config: Config, plan: Plan, data: TokenData | LabelledData, peers: Pr
     check_trackers(config.log.trackers)
     make_task(config, plan, data, fixed=False)
     wanted, masked = config.train.attention, plan.classes is not None
-    choose_backends(plan.layers, peers.device, compute_dtype(peers.device), wanted, masked=masked)
+    choose_backends(plan.target or plan.layers, peers.device, compute_dtype(peers.device), wanted, masked=masked)
 
 
 def _check_batch(config: Config, peers: Processes) -> None:
@@ -413,7 +413,8 @@ def _check_batch(config: Config, peers: Processes) -> None:
 
 
 def _check_memory(config: Config, plan: Plan, peers: Processes) -> None:
-    """Refuse what cannot fit by the plan's own estimate, before anything of that size is made."""
+    """Refuse what cannot fit by the plan's own estimate, with the blocks that are still to come, before it is made."""
+    plan = replace(plan, layers=plan.target or plan.layers, target=())
     micro = _micro_batch(config, peers)
     try:
         plan.check_memory(micro * plan.context, config.train.batch_size, memory_of(peers.device))

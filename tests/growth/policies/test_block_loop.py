@@ -18,7 +18,7 @@ def test_block_loop_repeats_whole_blocks_and_needs_no_gates() -> None:
     assert RepeatBlock(2).apply(plan).layers[2].repeats == 1
     block = plan.layer_cost(plan.layers[0]).forward.full
     assert looped.cost.forward.full == plan.cost.forward.full + 4 * block
-    with pytest.raises(InputError, match=r"layer = 4: must be in 0\.\.3"):
+    with pytest.raises(InputError, match=r"layers = 4: must be in 0\.\.3"):
         BlockLoop((4,)).prepare(plan)
     with pytest.raises(InputError, match=r"layers = \(1, 3, 1\): must be distinct"):
         BlockLoop((1, 3, 1))

@@ -20,7 +20,7 @@ def drawn_for(policy: RandomBirths, layers: int) -> RandomState:
 
 
 @settings(max_examples=50, deadline=None)
-@given(st.integers(0, 8), st.integers(1, 4), st.integers(0, 10**6), st.sets(st.integers(0, 3)))
+@given(st.integers(1, 8), st.integers(1, 4), st.integers(0, 10**6), st.sets(st.integers(0, 3)))
 def test_random_births_are_as_many_as_asked_for(births: int, layers: int, seed: int, full: set[int]) -> None:
     """In time, one at a decision, the same again for the same seed, and never in a full layer."""
     policy = RandomBirths(births, last_birth=900, warm_up=310, seed=seed)

@@ -15,10 +15,12 @@ from hypothesis import strategies as st
 
 from growth.helpers import VECTORS, Action, Controller, Entropies, adds, decisions, listed, spread, tiny_plan, tokens_of
 from meristem.errors import InputError
+from meristem.gauges.entropy import EntropyReading
 from meristem.growth import LoopHeads, Sgt, SgtState
 from meristem.growth.ema import Ema
-from meristem.growth.looping import looped
-from meristem.growth.policies.sgt import BIRTHS, CHOICES, FORGOTTEN, ORDERS, Grown
+from meristem.growth.looping import CHOICES, ORDERS, looped
+from meristem.growth.policies.sgt import BIRTHS, FORGOTTEN, Grown
+from meristem.growth.policy import Decision
 from meristem.model import Decoder
 from meristem.plan import Gates, Loop, Plan
 from meristem.training.growth_from_config import steady_layers
@@ -540,3 +542,37 @@ def test_one_layer_with_enough_heads_is_enough() -> None:
         gates = Sgt(total_steps=1000, heads_per_layer=count, excluded=()).prepare(plan).gates
         assert gates == Gates(1, count, trained=True)
     assert Sgt(total_steps=1000, heads_per_layer=99, heads="all").prepare(plan).gates == Gates(1, 8, trained=True)
+
+
+def decided(policy: Sgt, state: SgtState, step: int, plan: Plan, entropies: Entropies) -> Decision:
+    return policy.decide(state, step, plan, {policy.gauge: EntropyReading(tuple(map(tuple, entropies)))})
+
+
+def test_a_model_whose_layers_have_not_got_heads_enough_yet_is_waited_for() -> None:
+    """Others may give birth to heads; near the end of the run there is no time left for that."""
+    policy = Sgt(total_steps=20, start=4, window=5, beta=0.0)
+    plan = Plan.from_heads([1, 1], width=16, vocabulary=11, context=4)
+    waited = decided(policy, policy.begin(plan), 4, plan, [[0.5], [0.5]])
+    (change,) = waited.changes
+    assert (change.action, change.edits) == ("wait", ())
+    assert change.rule == "no layer has heads enough: no decision in this window"
+    assert policy.next_decision(waited.state) == 9
+    grown = Plan.from_heads([1, 2], width=16, vocabulary=11, context=4)
+    (change,) = decided(policy, waited.state, 9, replace(grown, gates=Gates(1, 2)), [[0.5], [0.5, 0.4]]).changes
+    assert (change.action, change.layer) == ("add", 1)
+    (change,) = decided(policy, replace(waited.state, window_end=16), 16, plan, [[0.5], [0.5]]).changes
+    assert change.action == "fix"
+
+
+def test_a_reading_that_is_not_finite_spoils_one_decision_only() -> None:
+    """Though windows are shorter than the memory of the average, which goes on from one to the next."""
+    policy = Sgt(total_steps=40, start=2, window=3)
+    plan = policy.prepare(Plan.from_heads([2, 2], width=16, vocabulary=11, context=4))
+    state = decided(policy, policy.begin(plan), 1, plan, [[0.5, 0.5], [math.nan, 0.5]]).state
+    spoiled = decided(policy, state, 2, plan, [[0.5, 0.5], [0.5, 0.5]])
+    assert [change.action for change in spoiled.changes] == ["wait"]
+    state = spoiled.state
+    for step in (3, 4):
+        state = decided(policy, state, step, plan, [[0.5, 0.5], [0.5, 0.5]]).state
+    (change,) = decided(policy, state, 5, plan, [[0.5, 0.5], [0.5, 0.5]]).changes
+    assert (change.action, change.layer) == ("add", 1)

@@ -21,6 +21,7 @@ from meristem.growth.births import (
     RelativeDemand,
     birth,
     check_growable,
+    check_limits,
     full_layers,
     head_facts,
     last_step,
@@ -89,7 +90,8 @@ class Incrt(Policy):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("feed_every", "decide_every", "cool_down", "hits", "feeds"):
+        check_limits(self)
+        for name in ("cool_down", "hits", "feeds"):
             if getattr(self, name) < 1:
                 raise InputError(name, getattr(self, name), "must be at least 1")
         if self.calibration < 2:
@@ -105,11 +107,7 @@ class Incrt(Policy):
         for name in ("share", "plateau"):
             if not 0 < getattr(self, name) <= 1:
                 raise InputError(name, getattr(self, name), "must be above 0 and at most 1")
-        if self.max_heads < 0:
-            raise InputError("max_heads", self.max_heads, "must be 0, for no limit, or above")
         last_step(self.last_birth, self.total_steps)  # refuses bad values
-        if self.start_heads < 0:
-            raise InputError("start_heads", self.start_heads, "must be 0, for those of the plan, or above")
 
     @property
     def gauge(self) -> Demand:

@@ -20,7 +20,7 @@ from meristem.growth.births import (
     RelativeDemand,
     birth,
     check_growable,
-    check_times,
+    check_limits,
     full_layers,
     head_facts,
     last_step,
@@ -94,7 +94,7 @@ class Published(Policy):
         last_step(self.last_birth, self.total_steps)  # refuses bad values
         if not self.decide_every:
             object.__setattr__(self, "decide_every", self.feed_every * (1 if self.numerics == "author" else 10))
-        check_times(self.feed_every, self.decide_every, self.max_heads)
+        check_limits(self)
         if self.decide_every % self.feed_every:
             raise InputError("decide_every", self.decide_every, f"must be a multiple of feed_every, {self.feed_every}")
         if self.patience < 1:

@@ -12,13 +12,14 @@ from meristem.gauges.gauge import Gauge
 from meristem.growth.births import (
     birth,
     check_growable,
-    check_times,
+    check_limits,
     full_layers,
     head_facts,
     last_step,
     prepared_heads,
 )
 from meristem.growth.policy import ENDLESS, Decision, Policy, Readings
+from meristem.limits import check_integer
 from meristem.moves import Moves
 from meristem.plan import Plan
 
@@ -57,10 +58,9 @@ class RandomBirths(Policy):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_times(self.feed_every, self.decide_every, self.max_heads)
-        for field in ("births", "warm_up"):
-            if getattr(self, field) < 0:
-                raise InputError(field, getattr(self, field), "must be 0 or above")
+        check_limits(self)
+        check_integer("births", self.births, 1)
+        check_integer("warm_up", self.warm_up, 0)
         if self.births > len(self._times):
             span = f"from {self.warm_up} to {self.last_birth_step}, {self.decide_every} updates apart"
             raise InputError("births", self.births, f"must be at most {len(self._times)}, the decisions {span}")

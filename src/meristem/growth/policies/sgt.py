@@ -17,16 +17,15 @@ from meristem.errors import InputError
 from meristem.gauges.entropy import EntropyGauge, EntropyReading, check_causal
 from meristem.growth.edits import LoopHeads, SetStrengths
 from meristem.growth.ema import Ema
-from meristem.growth.looping import chosen_heads
+from meristem.growth.looping import CHOICES, ORDERS, chosen_heads
 from meristem.growth.policy import Change, Decision, Policy, Readings
+from meristem.limits import MOST_SEED, check_integer
 from meristem.moves import Moves
 from meristem.plan import Gates, Loop, Plan
 from meristem.records import finite
 
 FORGOTTEN = 2.0**-16  # weight of a reading that an average of entropies need not remember
 SHORTEST_WINDOW = 50  # updates, for windows given as a part of the run
-ORDERS = ("deep_first", "shallow_first")
-CHOICES = ("high", "low", "random", "all")
 BIRTHS = ("gate", "paper")
 
 
@@ -97,6 +96,7 @@ class Sgt(Policy):
             value = getattr(self, name)
             if type(value) is not int or value < 1:
                 raise InputError(name, value, "must be an integer of at least 1")
+        check_integer("seed", self.seed, 0, MOST_SEED)
         EntropyGauge(self.rows, self.probe, self.sequences)  # refuses bad values
         for name, allowed in (("order", ORDERS), ("heads", CHOICES), ("birth", BIRTHS)):
             if getattr(self, name) not in allowed:
@@ -256,8 +256,13 @@ class Sgt(Policy):
 
     def _judged(self, state: SgtState, step: int, plan: Plan) -> Judgement:
         judgement = self.judge(state, step, _by_layer(plan, state.average.mean))
-        # Where windows are shorter than its memory the average goes on; otherwise it begins anew.
-        average = state.average if self.window_steps < self.probed_steps else Ema(self.beta)
+        able = any(self.has_enough(heads) for layer, heads in enumerate(plan.heads) if layer not in self.excluded)
+        if not able and (window_end := step + self.window_steps) <= self.total_steps:  # heads may be born yet
+            going = replace(state, phase="grow", window_end=window_end)
+            judgement = Judgement(going, "wait", "no layer has heads enough: no decision in this window")
+        # Where windows are shorter than its memory the average goes on, unless a reading has spoiled it for good.
+        goes_on = self.window_steps < self.probed_steps and judgement.action != "wait"
+        average = state.average if goes_on else Ema(self.beta)
         return replace(judgement, state=replace(judgement.state, average=average))
 
     def _change(self, judgement: Judgement, before: SgtState, step: int, plan: Plan, reading: EntropyReading) -> Change:

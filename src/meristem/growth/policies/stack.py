@@ -5,6 +5,7 @@ The loss jumps at a copy and recovers; that measured better than blocks born as 
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import dataclass, replace
 from functools import reduce
@@ -47,7 +48,7 @@ class Stack(Policy):
         if not isinstance(self.at, (tuple, list)) or not self.at:
             raise InputError("at", self.at, "must be one or more times")
         for time in self.at:
-            if type(time) not in (int, float) or not time > 0 or (time >= 1 and time != round(time)):
+            if type(time) not in (int, float) or not 0 < time < math.inf or (time >= 1 and time != round(time)):
                 raise InputError("at", time, "must be a part of the run above 0 and below 1, or whole updates")
         mixed = len({time < 1 for time in self.at}) > 1  # parts and updates: which comes first, the length tells
         if list(self.times) != sorted(set(self.times)) and not (mixed and self.total_steps == ENDLESS):

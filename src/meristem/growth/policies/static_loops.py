@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from meristem.errors import InputError
-from meristem.growth.looping import check_source, chosen_heads, looped, refuse_idle
+from meristem.growth.looping import check_layers, check_rule, check_source, chosen_heads, looped, refuse_idle
 from meristem.growth.policy import Policy
+from meristem.limits import MOST_SEED, check_integer
 from meristem.plan import Loop, Plan
 
 
@@ -35,6 +36,8 @@ class StaticLoops(Policy):
     seed: int = 0  # of random heads
 
     def __post_init__(self) -> None:
+        check_rule(self)
+        check_integer("seed", self.seed, 0, MOST_SEED)
         check_source(self.layers, self.like)
         if self.layers and self.heads in ("high", "low"):
             expected = "needs entropies, which a run has not got yet; use random or all, or name a run in `like`"
@@ -46,10 +49,11 @@ class StaticLoops(Policy):
         """The plan with the loops of the named layers; those of another run have to be looked up before."""
         if self.like is not None:
             raise InputError("like", self.like, "names a run: train with the command line or meristem.train")
+        check_layers(self.layers, plan)
         loops = {}
         for layer in self.layers:
-            heads = plan.layer(layer).heads
-            chosen = chosen_heads(self.heads, self.heads_per_layer, [0.0] * heads, layer, self.seed)
+            entropies = [0.0] * plan.layers[layer].heads
+            chosen = chosen_heads(self.heads, self.heads_per_layer, entropies, layer, self.seed)
             loops[layer] = Loop(chosen, self.passes)
         return looped(plan, loops, trained=self.train_gates)
 
