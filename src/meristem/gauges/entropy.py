@@ -118,7 +118,8 @@ class EntropyInstrument(Instrument):
         entropy = readings.entropy if len(chosen) else torch.zeros_like(readings.entropy)
         total = sum_over_ranks(torch.cat((entropy, torch.full_like(entropy[:1], float(len(chosen))))))
         values = (total[:-1] / total[-1]).tolist()
-        updates = {place: float(mean_over_ranks(update)) for place, update in readings.updates.items()}
+        sizes = mean_over_ranks(torch.stack([*readings.updates.values()])).tolist() if readings.updates else []
+        updates = dict(zip(readings.updates, sizes, strict=True))
         layers = tuple(tuple(values[a:b]) for a, b in pairwise(accumulate(model.plan.heads, initial=0)))
         return from_first_rank(EntropyReading(layers, self._loops(updates)))
 
