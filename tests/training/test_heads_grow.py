@@ -336,17 +336,27 @@ def test_a_grown_run_is_evaluated_and_generates(arms: Runs, tmp_path: Path, call
     assert (code, out.startswith("Page")) == (0, True)
 
 
-def test_a_state_of_growth_that_makes_no_sense_is_refused(arms: Runs, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("place", "damage", "message"),
+    [
+        (("prune", "state", "times"), {}, r"growth\.policies\.prune\.state\.times = \{\}: must be of the type"),
+        (("prune", "state", "since"), [[0]], r"state\.policies\.prune = .*: must be of a model of heads"),
+        (("incrt", "state", "layers"), [], r"state\.policies\.incrt = .*: must be of a model of heads"),
+        (("incrt", "state", "grown"), [[True], []], r"state\.policies\.incrt = .*: must be of a model of heads"),
+    ],
+)
+def test_a_state_of_growth_that_makes_no_sense_is_refused(
+    place: tuple[str, ...], damage: Any, message: str, arms: Runs, tmp_path: Path
+) -> None:
     run = copy_run(arms("demand"), tmp_path / "run", last=20)
     path = list_checkpoints(run.checkpoints)[-1]
     state = json.loads((path / "state.json").read_text())
-    state["growth"]["policies"]["prune"]["state"]["times"] = {}
+    policy, part, name = place
+    state["growth"]["policies"][policy][part][name] = damage
     (path / "state.json").write_text(json.dumps(state))
     manifest = json.loads((path / "manifest.json").read_text())
     facts = {"sha256": sha256_of(path / "state.json"), "bytes": (path / "state.json").stat().st_size}
     manifest["files"]["state.json"] = facts
     (path / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(
-        RunError, match=r"does not fit this run \(growth\.policies\.prune\.state\.times = \{\}: must be of the type"
-    ):
+    with pytest.raises(RunError, match=rf"does not fit this run \({message}"):
         resume(run.path)

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from meristem.errors import InputError
 from meristem.gauges.gauge import Instrument, gauge_place
 from meristem.gauges.probe import Probe, Seen
 from meristem.model.fused import rotate
@@ -372,6 +373,9 @@ class DemandInstrument(Instrument):
         return {"fed": self.fed, "start": start, "spectra": [list(s) for s in self.spectra], "groups": groups}
 
     def load(self, state: dict[str, Any]) -> None:
+        for name in ("start", "spectra"):
+            if len(state[name]) not in (0, len(self.model.plan.layers)):
+                raise InputError(name, state[name], f"must be of {len(self.model.plan.layers)} layers")
         self.fed = state["fed"]
         self.start = tuple(DemandReading(*reading) for reading in state["start"])
         self.spectra = tuple(tuple(float(value) for value in spectrum) for spectrum in state["spectra"])

@@ -198,15 +198,17 @@ class Grower:
             raise InputError("state.version", tree["version"], f"must be {VERSION}")
         if tree["policies"].keys() != self.policies.keys():
             raise InputError("policies", list(self.policies), f"must be {list(tree['policies'])}, as in the state")
-        states = {}
+        states, plan = {}, Plan.from_dict(tree["plan"])
         for name, policy in self.policies.items():
             saved = tree["policies"][name]
             _check_settings(name, policy.settings, saved["settings"])
             states[name] = policy.load(saved["state"])
+            if not policy.fits(states[name], plan):
+                raise InputError(f"state.policies.{name}", saved["state"], f"must be of a model of heads {plan.heads}")
         for gauge in self.instruments:
             if repr(gauge) not in tree["gauges"]:
                 raise InputError("state.gauges", list(tree["gauges"]), f"must have {gauge!r}")
-        self._take(Plan.from_dict(tree["plan"]))
+        self._take(plan)
         self.states, self.done = states, tree["done"]
         for gauge in self.instruments:  # made anew, for the structure that the state belongs to
             self.instruments[gauge] = self._instrument(gauge)

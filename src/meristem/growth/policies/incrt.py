@@ -196,6 +196,9 @@ class Incrt(Policy):
         losses = tuple((step, loss) for step, loss in data["losses"])
         return IncrtState(layers, data["last_change"], losses, tuple(tuple(layer) for layer in data["grown"]))
 
+    def fits(self, state: IncrtState, plan: Plan) -> bool:
+        return len(state.layers) == len(plan.layers) and tuple(map(len, state.grown)) == plan.heads
+
     def predicted(self, spectrum: Sequence[float]) -> dict[str, float]:
         """How many heads the singular values of the first demand, the largest first, let one expect.
 

@@ -110,6 +110,10 @@ class Prune(Policy):
         since = tuple(tuple(layer) for layer in data["since"])
         return PruneState(since, suspect, data["times"], data["last_change"])
 
+    def fits(self, state: PruneState, plan: Plan) -> bool:
+        known = state.suspect is None or (state.suspect[0] in range(len(plan.layers)) and state.suspect[1] >= 0)
+        return tuple(map(len, state.since)) == plan.heads and known
+
     def watches(self, state: PruneState, step: int) -> bool:
         """Whether any head is old enough to be looked at."""
         return any(self._eligible(layer, head, step) for layer in state.since for head in range(len(layer)))

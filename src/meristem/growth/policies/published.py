@@ -180,6 +180,9 @@ class Published(Policy):
     def load(self, data: Mapping[str, Any]) -> PublishedState:
         return PublishedState(tuple(tuple(QuietHead(**head) for head in layer) for layer in data["layers"]))
 
+    def fits(self, state: PublishedState, plan: Plan) -> bool:
+        return len(state.layers) == len(plan.layers)
+
     def judge(
         self, state: PublishedState, done: int, readings: Sequence[EnergyReading], full: Set[int] = frozenset(),
         bare: Set[int] = frozenset(),

@@ -107,6 +107,10 @@ class RandomBirths(Policy):
     def load(self, data: Mapping[str, Any]) -> RandomState:
         return RandomState(data["layers"], tuple((step, layer) for step, layer in data["due"]))
 
+    def fits(self, state: RandomState, plan: Plan) -> bool:
+        layers = range(len(plan.layers))
+        return state.layers == len(layers) and all(layer in layers for _, layer in state.due)
+
     def judge(self, state: RandomState, done: int, full: Set[int] = frozenset()) -> RandomJudgement:
         """After `done` updates; nothing that was measured matters.
 

@@ -302,6 +302,11 @@ class Sgt(Policy):
         average = Ema(self.beta, tuple(data["average"]["value"]), data["average"]["count"])
         return SgtState(data["phase"], data["window_end"], grown, average, data["not_before"])
 
+    def fits(self, state: SgtState, plan: Plan) -> bool:
+        known = all(g.layer in range(len(plan.layers)) and g.births for g in state.grown)
+        inside = known and all(head in range(plan.heads[g.layer]) for g in state.grown for head in g.heads)
+        return inside and len(state.average.value) in (0, sum(plan.heads))
+
     def judge(self, state: SgtState, done: int, entropies: Sequence[Sequence[float]]) -> Judgement:
         """Take the decision that is due, from the entropies of all heads of all layers."""
         window_end = done + self.window_steps
