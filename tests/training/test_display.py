@@ -5,14 +5,20 @@ from __future__ import annotations
 import io
 import re
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
 
+from meristem.data import open_data
 from meristem.growth.wording import describe_structure
 from meristem.plan import Plan
-from meristem.training.display import Lines, Live
+from meristem.training.display import Lines, Live, make_display
+from meristem.training.distributed import processes
+from meristem.training.recorder import Progress, Recorder
+from meristem.training.tasks import make_task
+from training.helpers import trained
 
 PLAN = Plan.prism(layers=24, width=1536, heads=16)
 LONG: dict[str, Any] = {
@@ -68,3 +74,22 @@ def test_lines_come_at_most_once_a_second(monkeypatch: pytest.MonkeyPatch, capsy
     structure, *lines = capsys.readouterr().out.splitlines()
     assert structure == describe_structure(PLAN)
     assert lines == [f"step {step:>3}/100  loss 2.0000" for step in (91, 95, 99, 100)]
+
+
+def test_a_gate_that_training_has_opened_above_a_full_pass_is_warned_of_once(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = trained(data, tmp_path / "run", train__steps=2)
+    task = make_task(run.config, run.plan, open_data(data), fixed=False)
+    with (
+        processes("cpu") as peers,
+        make_display(run.plan, 2, speaks=True, lost=lambda: None) as display,
+        Recorder(run, run.config, task, run.plan, peers, display, Progress()) as record,
+    ):
+        loop = {"layer": 1, "heads": [0], "passes": 1, "update": [0.1]}
+        for gates in ([[1.04]], [[1.2]], [[1.3]]):
+            record.observation(1, {"loops": [{**loop, "gates": gates}]})
+    text = capsys.readouterr().out
+    assert text.count("the loop of layer 1 runs at 1.20 of a full pass") == 1
+    assert "1.30" not in text
+    assert "1.04" not in text

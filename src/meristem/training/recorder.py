@@ -21,6 +21,8 @@ from meristem.training.optimizer import learning_rate
 from meristem.training.tasks import Task
 from meristem.training.trackers import make_trackers
 
+STRONG_GATE = 1.05  # strength of a loop that is warned of; trained gates end about 1
+
 
 @dataclass
 class Progress:
@@ -104,14 +106,17 @@ class Recorder:
             self._warn(step, facts)
 
     def _warn(self, step: int, facts: Mapping[str, Any]) -> None:
-        """Warn of loops that add more to the stream than it holds, once for each layer."""
+        """Warn of loops that add more to the stream than it holds, or run above full strength, once for each layer."""
         for loop in facts.get("loops", ()):
-            large = any(size is None or size > 1 for size in loop["update"])
-            if large and loop["layer"] not in self._warned:
-                self._warned.add(loop["layer"])
-                self.display.note(
-                    f"warning, step {step}: the loop of layer {loop['layer']} adds more than the stream itself holds"
-                )
+            layer, gates = loop["layer"], [gate or 0.0 for number in loop["gates"] or () for gate in number]
+            said = ""
+            if any(size is None or size > 1 for size in loop["update"]):
+                said = "adds more than the stream itself holds"
+            elif max(gates, default=0.0) > STRONG_GATE:
+                said = f"runs at {max(gates):.2f} of a full pass: training has opened its gate above 1"
+            if said and layer not in self._warned:
+                self._warned.add(layer)
+                self.display.note(f"warning, step {step}: the loop of layer {layer} {said}")
 
     def positions(self) -> dict[str, Any]:
         """How far each log has come, for a checkpoint to vouch for."""
