@@ -107,7 +107,7 @@ def test_incrt_oracle_15_a_duplicate_leaves_and_the_others_stand_in_for_it() -> 
     optimizer = torch.optim.Adam(model.parameters(), 1e-9)  # a step so that there are moments
     model.loss(*task.batch(16, 0)).backward()
     optimizer.step()
-    never = Incrt(**{**EAGER, "share": 1.0, "certainty": math.inf})
+    never = Incrt(**{**EAGER, "share": 1.0, "certainty": 1e300})
     growth = Grower(model, optimizer, [never, trials(grace=3, redundant=1e-3)])
     before = model(task.batch(64, 5)[0]).detach()
     events = [event for step in range(1, 5) for event in said(growth.step(*task.batch(64, step)))]
@@ -123,7 +123,7 @@ def test_incrt_oracle_15_a_duplicate_leaves_and_the_others_stand_in_for_it() -> 
 
 
 def test_a_head_that_is_needed_is_spared() -> None:
-    never = Incrt(**{**EAGER, "certainty": math.inf})
+    never = Incrt(**{**EAGER, "certainty": 1e300})
     model, _, events = grown([never, trials(grace=150, tolerance=0.0)], 160, heads=2)  # by then both are needed
     spared = [event for event in events if event.get("action") == "spare"]
     assert spared
@@ -341,7 +341,7 @@ def test_calibration_sees_the_model_without_attention(monkeypatch: pytest.Monkey
 
 def test_removals_wait_for_the_cool_down() -> None:
     """Incrt.md D11: where every head may go at every decision, one goes per cool-down."""
-    never = Incrt(**{**EAGER, "certainty": math.inf, "cool_down": 4})
+    never = Incrt(**{**EAGER, "certainty": 1e300, "cool_down": 4})
     model, growth, events = grown([never, trials(cool_down=4, tolerance=1.0)], 12, heads=5)
     assert [(event["step"], event["policy"]) for event in events if event.get("action") == "removal"] == [
         (4, "prune"), (8, "prune"), (12, "prune"),
@@ -373,7 +373,7 @@ QUICK = Published(feed_every=1, decide_every=1, patience=1)
 @pytest.mark.usefixtures("silent_energies")
 def test_two_heads_that_share_keys_stay(published: bool) -> None:
     plan = Plan(width=16, vocabulary=32, context=8, feed_forward=16, layers=(LayerPlan(2, 8, 1), LayerPlan(3, 8, 3)))
-    never = Incrt(**{**EAGER, "certainty": math.inf})
+    never = Incrt(**{**EAGER, "certainty": 1e300})
     model, growth = growing(plan, *([QUICK] if published else [never, trials(tolerance=1.0)]))
     train(model, growth, range(8))
     assert model.plan.heads == (2, 1)  # and do not hold up the other layer's

@@ -284,8 +284,8 @@ def test_demand_in_words() -> None:
     ("wrong", "message"),
     [
         ({"incrt__criterion": "energy"}, "incrt.criterion = 'energy': must be one of demand, published, random"),
-        ({"incrt__criterion": "random", "incrt__births": 0}, "growth.random_births.births = 0: must be at least 1"),
-        ({"incrt__births": -2}, "growth.random_births.births = -2: must be at least 1"),
+        ({"incrt__criterion": "random", "incrt__births": 0}, "growth.random_births.births = None: must be given"),
+        ({"incrt__criterion": "random", "incrt__births": -2}, "growth.random_births.births = -2: must be at least 1"),
         ({"incrt__seed": -1}, "incrt.seed = -1: must be at least 0"),
         ({"incrt__certainty": float("inf")}, "incrt.certainty = inf: must be a number below infinity"),
         ({"growth__unit": "layer"}, "growth.unit = 'layer': must be one of head, block"),
@@ -297,7 +297,10 @@ def test_demand_in_words() -> None:
         ({"incrt__feed_every": 50, "incrt__decide_every": 20}, "incrt.decide_every = 20: must be at least feed_every"),
         ({"incrt__warm_up": 5000}, "updates births end after 14, and the first could come after 5001"),
         ({"incrt__last_birth": 0.0}, "incrt.last_birth = 0.0"),
-        ({"incrt__numerics": "exact"}, "growth.published.numerics = 'exact': must be one of author, repaired"),
+        (
+            {"incrt__criterion": "published", "incrt__numerics": "exact"},
+            "growth.published.numerics = 'exact': must be one of author, repaired",
+        ),
         ({"model__heads": 4, "model__kv_group": 2}, "model.kv_group = 2: must be 1 (or as many as there are heads, 2 "),
         ({"incrt__max_heads": 1}, "incrt.max_heads = 1: must be above the heads that every layer has at the start, 1"),
     ],
@@ -310,22 +313,6 @@ def test_a_mistake_is_named_before_anything_is_written(
         train(tiny_config(data, **settings), tmp_path / "run")
     assert message in str(caught.value)
     assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.parametrize(
-    ("idle", "table"),
-    [
-        ({"incrt__births": 2}, "growth.random_births"),
-        ({"incrt__numerics": "repaired"}, "growth.published"),
-        ({"growth__layers": [1], "growth__heads": "all"}, "growth.static_loops"),
-        ({"incrt__prune": False}, "growth.prune"),  # EAGER says when a head leaves
-    ],
-)
-def test_settings_of_a_policy_that_is_not_named_are_noted(
-    idle: dict[str, Any], table: str, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    trained(data, tmp_path / "run", **{**EAGER, **idle, "eval__every": 0, "checkpoint__every": 0})
-    assert f"\n{table}: of no use, as growth.policies does not name it\n" in capsys.readouterr().out
 
 
 def test_a_grown_run_is_evaluated_and_generates(arms: Runs, tmp_path: Path, call: Call) -> None:

@@ -759,7 +759,6 @@ def test_the_end_of_a_fade_is_told_and_recorded(data: Path, tmp_path: Path, caps
         ({"rows": 0}, r"growth\.(sgt|observe)\.rows = 0: must be an integer of at least 1"),
         ({"probe": "all"}, r"growth\.(sgt|observe)\.probe = 'all': must be one of rows, fused"),
         ({"policy": "none", "rows": 0}, r"growth\.(sgt|observe)\.rows = 0: must be an integer of at least 1"),
-        ({"policy": "none", "beta": 1}, r"growth\.sgt\.beta = 1\.0: must be from 0 to below 1"),
         ({"policy": "none", "shortlist": 0}, r"growth\.sgt\.shortlist = 0: must be an integer of at least 1"),
         (
             {"heads_per_layer": 5},
@@ -784,30 +783,6 @@ def test_a_mistake_in_the_growth_section_is_named_before_anything_is_written(
     with pytest.raises(InputError, match=message):
         train(tiny_config(data, **{**base, **named}), tmp_path / "run")
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    ("changes", "tables"),
-    [
-        ({**VANILLA, "growth__layers": [1], "growth__heads": "all"}, "growth.static_loops, growth.sgt"),
-        ({**VANILLA, "growth__like": "run"}, "growth.static_loops, growth.sgt"),
-        ({**GROWING, "growth__observe": False}, "growth.observe"),
-        ({**GROWING, **BRIEF, "growth__layers": [1], "growth__heads": "all", "growth__beta": 0.2}, "growth.sgt"),
-        ({**GROWING, **BRIEF, "growth__layers": [1], "growth__unit": "block", "growth__heads": "low"}, "growth.sgt"),
-    ],
-)
-def test_settings_of_a_policy_that_is_not_named_are_noted(
-    changes: dict[str, Any], tables: str, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    brief = {"train__steps": 12, "eval__every": 0, "checkpoint__every": 0}
-    trained(data, tmp_path / "run", **{**changes, **brief})
-    assert sorted(noted_tables(capsys.readouterr().out)) == sorted(tables.split(", "))
-
-
-def noted_tables(text: str) -> list[str]:
-    """The tables that a run said are of no use to it."""
-    found = re.search(r"^(growth\..*): of no use, as growth\.policies does not name it$", text, re.M)
-    return [] if found is None else found[1].split(", ")
 
 
 @pytest.mark.parametrize("changes", [GROWING, VANILLA, {**GROWING, **UNOBSERVED}])
