@@ -755,7 +755,6 @@ def test_the_end_of_a_fade_is_told_and_recorded(data: Path, tmp_path: Path, caps
         ({"layers": [1], "unit": "block", "passes": 0}, r"growth\.block_loop\.times = 0: must be at least 1"),
         ({"layers": [4], "unit": "block"}, r"growth\.block_loop\.layers = 4: must be in 0\.\.3"),
         ({"layers": [1], "heads": "all", "order": "shallow_first"}, r"growth\.static_loops\.order = .*: does nothing"),
-        ({"layers": [1], "heads": "all", "beta": 1}, r"growth\.sgt\.beta = 1\.0: must be from 0 to below 1"),
         ({"rows": 0}, r"growth\.(sgt|observe)\.rows = 0: must be an integer of at least 1"),
         ({"probe": "all"}, r"growth\.(sgt|observe)\.probe = 'all': must be one of rows, fused"),
         ({"policy": "none", "rows": 0}, r"growth\.(sgt|observe)\.rows = 0: must be an integer of at least 1"),
