@@ -32,7 +32,7 @@ from meristem.gauges import mean_distances
 from meristem.growth.events import expected_heads
 from meristem.growth.policies import POLICIES
 from meristem.model import Decoder
-from meristem.runs.folder import LoadedRun, load_run
+from meristem.runs.run_folder import LoadedRun, load_run
 from meristem.training.held_out import held_out_loss, held_out_windows
 from meristem.training.loop import train
 

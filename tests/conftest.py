@@ -13,7 +13,7 @@ from hypothesis import settings
 from commands import Call, Said
 
 if TYPE_CHECKING:
-    from meristem.runs.folder import RunFolder
+    from meristem.runs.run_folder import RunFolder
 
 # Parallel test processes share the cores; torch would start a thread per core in each, which then wait for one
 # another many times longer than they work. Set before torch is imported.

@@ -29,8 +29,8 @@ from meristem.growth import LoopHeads, RepeatBlock
 from meristem.model import Decoder
 from meristem.plan import Plan
 from meristem.runs.checkpoint import list_checkpoints
-from meristem.runs.folder import RunFolder, load_run
 from meristem.runs.lock import run_lock
+from meristem.runs.run_folder import RunFolder, load_run
 from training.helpers import TINY, assert_equal_runs, copy_run, write_texts
 
 

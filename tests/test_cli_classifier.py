@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from commands import Call
-from meristem.runs.folder import RunFolder
+from meristem.runs.run_folder import RunFolder
 from training.helpers import write_labelled
 
 SIZE = ["--model.layers", "1", "--model.width", "32", "--model.heads", "2", "--model.schedule", "uniform"]

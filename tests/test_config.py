@@ -37,7 +37,7 @@ from meristem.growth import (
     StaticLoops,
 )
 from meristem.growth.policies import POLICIES
-from meristem.runs.folder import RunFolder
+from meristem.runs.run_folder import RunFolder
 from meristem.training.loop import train
 from training.helpers import tiny_config
 

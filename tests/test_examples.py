@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from meristem.runs.folder import RunFolder
+from meristem.runs.run_folder import RunFolder
 from meristem.training.loop import resume
 from training.helpers import assert_equal_runs, copy_run, final_state, tiny_config, trained
 from training.test_distributed import assert_close_runs, torchrun

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     )
     from meristem.model import Classifier, Decoder, Sampling, generate, stream
     from meristem.plan import LayerPlan, Plan
-    from meristem.runs.folder import load_run
     from meristem.runs.own_loop import restore, save
+    from meristem.runs.run_folder import load_run
     from meristem.training.loop import resume, train
     from meristem.training.optimizer import parameter_groups
 
@@ -74,7 +74,7 @@ _HOMES = {
     "evaluate_run": "meristem.evaluation.evaluate",
     "generate": "meristem.model",
     "load_config": "meristem.config",
-    "load_run": "meristem.runs.folder",
+    "load_run": "meristem.runs.run_folder",
     "parameter_groups": "meristem.training.optimizer",
     "prepared": "meristem.growth",
     "restore": "meristem.runs.own_loop",

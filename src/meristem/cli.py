@@ -278,7 +278,7 @@ def _load_plan(path: Path) -> Plan:
 
     if not path.is_dir():
         return Plan.load(path)
-    from meristem.runs.folder import RunFolder
+    from meristem.runs.run_folder import RunFolder
 
     return RunFolder.open(path).newest_plan
 
@@ -459,7 +459,7 @@ def resume_command(
 ) -> None:
     """Go on with a run from its newest whole checkpoint."""
     from meristem.config import override
-    from meristem.runs.folder import RunFolder
+    from meristem.runs.run_folder import RunFolder
     from meristem.training.loop import resume
 
     _finish(lambda: resume(run, override(RunFolder.open(run).config, context.args), from_start=from_start))
@@ -527,7 +527,7 @@ def eval_command(
     """Held-out loss, perplexity and attention distance; of a classifier accuracy and F1. Draws pictures."""
     _show_log("stderr")
     from meristem.report.pictures import draw_growth, draw_loss, draw_structure
-    from meristem.runs.folder import RunFolder
+    from meristem.runs.run_folder import RunFolder
 
     table = None if label_table is None else str(label_table.resolve())
     columns = {
@@ -548,7 +548,7 @@ def eval_command(
     result: Evaluation | ClassEvaluation
     if classifies:
         from meristem.evaluation.evaluate_classifier import evaluate_classifier
-        from meristem.report.classification import classification_text
+        from meristem.report.classification_text import classification_text
 
         result = evaluate_classifier(run, step=step, data=data, device=device, out=out, **of_rows)
         text = classification_text(result)
@@ -635,7 +635,7 @@ def generate_command(
     from meristem.devices import autocast
     from meristem.model import Sampling, generate, stream
     from meristem.model.generate import room
-    from meristem.runs.folder import load_run
+    from meristem.runs.run_folder import load_run
 
     sampling = Sampling(temperature, top_k, top_p, seed)
     for text in prompt:

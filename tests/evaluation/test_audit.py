@@ -35,7 +35,7 @@ from meristem.growth.policies.incrt import Incrt, IncrtState, LayerDemand
 from meristem.model import Classifier, Decoder
 from meristem.model.growable import Growable
 from meristem.plan import LayerPlan, Loop, Plan
-from meristem.runs.folder import RunFolder
+from meristem.runs.run_folder import RunFolder
 from meristem.synthetic.known_tasks import SHARPNESS, KnownTask
 from meristem.synthetic.student import Student
 from training.helpers import copy_run, prepared, prepared_labelled, trained, write_texts

@@ -20,7 +20,7 @@ from meristem.evaluation.evaluate import EVALUATION_FILE, evaluate_run
 from meristem.model import Decoder
 from meristem.plan import Plan
 from meristem.report.pictures import draw_loss, draw_structure, evaluation_text
-from meristem.runs.folder import RunFolder, load_run
+from meristem.runs.run_folder import RunFolder, load_run
 from meristem.training.held_out import held_out_loss, held_out_windows
 from model.helpers import causal_probabilities
 from training.helpers import CPU, copy_run, prepared, trained, write_texts

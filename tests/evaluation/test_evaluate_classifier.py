@@ -14,8 +14,8 @@ from meristem.errors import InputError, RunError
 from meristem.evaluation.evaluate import EVALUATION_FILE, evaluate_run
 from meristem.evaluation.evaluate_classifier import ClassEvaluation, evaluate_classifier
 from meristem.plan import Plan
-from meristem.report.classification import classification_text
-from meristem.runs.folder import RunFolder
+from meristem.report.classification_text import classification_text
+from meristem.runs.run_folder import RunFolder
 from meristem.training.classification import Scores
 from training.helpers import copy_run, metrics, prepared_labelled, trained, write_labelled
 

@@ -14,7 +14,7 @@ import pytest
 from commands import Call
 from meristem import files
 from meristem.report.pictures import draw_growth, draw_loss, run_text
-from meristem.runs.folder import RunFolder
+from meristem.runs.run_folder import RunFolder
 from training.helpers import EAGER_HEADS, copy_run, prepared, trained
 
 GROWS: dict[str, dict[str, Any]] = {
@@ -131,7 +131,7 @@ def test_a_run_that_cannot_be_written_is_only_read(
             raise OSError(errno.EROFS, "Read-only file system", str(path))
         plain(path, text)
 
-    monkeypatch.setattr("meristem.runs.folder.write_atomically", refuse)
+    monkeypatch.setattr("meristem.runs.run_folder.write_atomically", refuse)
     said = call(verb, run.path)
     assert said.code == 0, said.err
     assert f"{run.path} cannot be written to: nothing was saved (see --out)" in said.out

@@ -16,7 +16,7 @@ from meristem.report.drawing.colours import BACKGROUND, BLUE, GUIDE, INK, ORANGE
 from meristem.report.head_history import HINT, HeadHistory
 from meristem.report.heads_figure import COLOURS, SHOWN, heads_svg
 from meristem.report.pictures import draw_growth, draw_loss, read_head_history
-from meristem.runs.folder import RunFolder
+from meristem.runs.run_folder import RunFolder
 from report.helpers import SVG, Element, assert_labels_are_inside_and_apart, number, parsed, texts
 from training.helpers import EAGER_HEADS, prepared, trained
 

@@ -34,7 +34,7 @@ from meristem.runs.checkpoint import (
     write_checkpoint,
 )
 from meristem.training.loop import resume
-from meristem.runs.folder import RunFolder, load_run
+from meristem.runs.run_folder import RunFolder, load_run
 from meristem.runs.tensor_file import save_tensors
 
 from training.helpers import STEPS, assert_equal_runs, copy_run

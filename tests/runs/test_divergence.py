@@ -25,7 +25,7 @@ from meristem.runs.divergence import Rewind, batch_number, load_rewinds
 from meristem.training.gradients import Gradients
 from meristem.training.loop import resume, train
 from meristem.training.optimizer import guarded_update
-from meristem.runs.folder import RunFolder
+from meristem.runs.run_folder import RunFolder
 
 from training.helpers import EAGER_HEADS, STEPS, assert_equal_runs, events, final_tensors, metrics, saves, tiny_config, trained
 

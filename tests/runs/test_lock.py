@@ -12,7 +12,7 @@ import pytest
 
 from meristem.errors import RunError
 from meristem.runs.lock import run_lock
-from meristem.runs.folder import RunFolder
+from meristem.runs.run_folder import RunFolder
 
 from training.helpers import events, tiny_config
 
@@ -94,7 +94,7 @@ def test_of_processes_that_begin_one_run_one_wins_and_the_others_say_which(data:
 TOGETHER = """
 import sys, time
 from pathlib import Path
-from meristem.runs import folder
+from meristem.runs import run_folder
 go, config, out = sys.argv[1:]
 plain = folder.flush_folder
 def waiting(path):

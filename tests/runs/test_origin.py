@@ -15,7 +15,7 @@ from meristem.plan import Plan
 from meristem.runs.checkpoint import MANIFEST, STATE, list_checkpoints
 from meristem.config import override
 from meristem.training.loop import resume
-from meristem.runs.folder import RunFolder, load_run
+from meristem.runs.run_folder import RunFolder, load_run
 
 from training.helpers import STEPS, assert_equal_runs, copy_run, metrics, trained
 

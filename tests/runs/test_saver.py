@@ -21,7 +21,7 @@ from meristem.runs.checkpoint import (
     write_checkpoint,
 )
 from meristem.training.loop import resume, train
-from meristem.runs.folder import RunFolder
+from meristem.runs.run_folder import RunFolder
 from meristem.runs.saver import Saver
 
 from training.helpers import assert_equal_runs, saves, tiny_config

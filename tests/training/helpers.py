@@ -18,7 +18,7 @@ from torch import Tensor
 from meristem.config import Config, build_config
 from meristem.data import ByteTokenizer, LabelledIndex, prepare, prepare_labelled
 from meristem.runs.checkpoint import list_checkpoints, load_checkpoint, step_of
-from meristem.runs.folder import RunFolder
+from meristem.runs.run_folder import RunFolder
 from meristem.training.loop import train
 
 CPU = torch.device("cpu")

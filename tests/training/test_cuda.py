@@ -14,7 +14,7 @@ from meristem.model import Decoder
 from meristem.plan import Plan
 from meristem.runs import saver
 from meristem.runs.checkpoint import Snapshot, list_checkpoints, load_checkpoint, snapshot, write_checkpoint
-from meristem.runs.folder import RunFolder
+from meristem.runs.run_folder import RunFolder
 from meristem.training.cuda_graph import RecordedStep
 from meristem.training.gradients import Gradients
 from meristem.training.loop import resume

@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from meristem.data import open_data
-from meristem.growth.wording import describe_structure
+from meristem.growth.descriptions import describe_structure
 from meristem.plan import Plan
 from meristem.training.display import Lines, Live, make_display
 from meristem.training.distributed import processes

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from meristem.runs.checkpoint import list_checkpoints, load_checkpoint
-from meristem.runs.folder import RunFolder
+from meristem.runs.run_folder import RunFolder
 from meristem.training.loop import resume
 
 from .helpers import STEPS, copy_run, environment, final_tensors, metrics, start, tiny_config, trained

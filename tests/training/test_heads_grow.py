@@ -16,10 +16,10 @@ from commands import Call
 from meristem.errors import InputError, RunError
 from meristem.files import sha256_of
 from meristem.growth import Incrt, Published, RandomBirths
-from meristem.growth.wording import describe_demand, describe_growth
+from meristem.growth.descriptions import describe_demand, describe_growth
 from meristem.plan import Plan
 from meristem.runs.checkpoint import list_checkpoints, load_checkpoint
-from meristem.runs.folder import RunFolder, load_run
+from meristem.runs.run_folder import RunFolder, load_run
 from meristem.training.display import Lines
 from meristem.training.loop import resume, train
 

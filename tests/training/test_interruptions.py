@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from meristem.runs.checkpoint import list_checkpoints, load_checkpoint
-from meristem.runs.folder import RunFolder
+from meristem.runs.run_folder import RunFolder
 from meristem.training.loop import resume
 from meristem.training.signals import BROKEN_PIPE, STOPS
 

@@ -18,7 +18,7 @@ from meristem.data import TokenData, batch
 from meristem.errors import InputError, RunError
 from meristem.model import Decoder
 from meristem.runs.checkpoint import list_checkpoints, load_checkpoint, step_of
-from meristem.runs.folder import RunFolder, load_run
+from meristem.runs.run_folder import RunFolder, load_run
 from meristem.training import loop, tasks
 from meristem.training.distributed import Processes
 from meristem.training.gradients import Gradients

@@ -24,12 +24,12 @@ from meristem.config import OptimizerConfig, build_config, flatten, load_config
 from meristem.errors import InputError, RunError
 from meristem.gauges.entropy import EntropyGauge, HeadReadings, read_heads
 from meristem.growth import BlockLoop, LoopHeads, Sgt
-from meristem.growth.wording import describe_growth, describe_loops, describe_structure
+from meristem.growth.descriptions import describe_growth, describe_loops, describe_structure
 from meristem.model import Decoder
 from meristem.plan import Gates, Loop, Plan
 from meristem.runs.checkpoint import MANIFEST, list_checkpoints, load_checkpoint
-from meristem.runs.folder import RunFolder, load_run
 from meristem.runs.log import Log
+from meristem.runs.run_folder import RunFolder, load_run
 from meristem.training.display import Lines, Live
 from meristem.training.growth_from_config import starting_plan, structure_of
 from meristem.training.loop import resume, train

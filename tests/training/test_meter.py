@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from meristem.runs.checkpoint import Snapshot, snapshot
-from meristem.runs.folder import RunFolder
+from meristem.runs.run_folder import RunFolder
 from meristem.training import loop, tasks
 from meristem.training.held_out import held_out_loss
 from meristem.training.meter import Clock, Readings, StepReading

@@ -17,7 +17,7 @@ import pytest
 from meristem.config import override
 from meristem.errors import InputError, Remedy, RunError
 from meristem.runs.checkpoint import MANIFEST, list_checkpoints
-from meristem.runs.folder import RunFolder
+from meristem.runs.run_folder import RunFolder
 from meristem.training import loop
 from meristem.training.loop import resume, train
 from meristem.training.optimizer import guarded_update

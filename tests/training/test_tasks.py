@@ -19,7 +19,7 @@ from meristem.data import LabelledData, TokenData
 from meristem.errors import InputError
 from meristem.model import Classifier
 from meristem.runs.checkpoint import list_checkpoints, load_checkpoint
-from meristem.runs.folder import RunFolder, load_run
+from meristem.runs.run_folder import RunFolder, load_run
 from meristem.training.loop import resume, train
 from meristem.training.tasks import ClassificationTask, LanguageTask, initial_plan, make_task
 

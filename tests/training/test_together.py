@@ -16,7 +16,7 @@ from meristem.errors import InputError
 from meristem.growth.events import GrowthEvent, event_from_dict
 from meristem.plan import Plan
 from meristem.runs.checkpoint import checkpoint_name, list_checkpoints, load_checkpoint
-from meristem.runs.folder import RunFolder, load_run
+from meristem.runs.run_folder import RunFolder, load_run
 from meristem.training.loop import resume, train
 
 from .helpers import (

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from meristem.errors import InputError, RunError
-from meristem.runs.folder import RunFolder
+from meristem.runs.run_folder import RunFolder
 from meristem.training.trackers import TRACKERS, check_trackers, make_trackers
 
 from .helpers import trained

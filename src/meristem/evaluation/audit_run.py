@@ -27,7 +27,7 @@ from meristem.growth.policies.incrt import Incrt, IncrtState
 from meristem.model import Classifier
 from meristem.runs.checkpoint import checkpoint_name, load_state
 from meristem.runs.entries import sound_head_growth
-from meristem.runs.folder import LoadedRun, load_run
+from meristem.runs.run_folder import LoadedRun, load_run
 from meristem.training.classification import spread_rows
 from meristem.training.held_out import held_out_windows
 from meristem.training.tasks import class_weights, make_task

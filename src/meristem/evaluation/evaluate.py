@@ -16,7 +16,7 @@ from meristem.errors import InputError, Remedy
 from meristem.gauges import mean_distances
 from meristem.plan import Plan
 from meristem.records import finite
-from meristem.runs.folder import load_run
+from meristem.runs.run_folder import load_run
 from meristem.training.held_out import held_out_loss, held_out_windows
 
 logger = logging.getLogger(__name__)

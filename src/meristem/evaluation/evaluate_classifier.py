@@ -22,7 +22,7 @@ from meristem.errors import InputError, Remedy, RunError
 from meristem.evaluation.evaluate import result_file
 from meristem.plan import Plan
 from meristem.records import finite
-from meristem.runs.folder import load_run
+from meristem.runs.run_folder import load_run
 from meristem.training.classification import Scores, classify
 from meristem.wording import listed
 

@@ -30,6 +30,26 @@ class RelativeDemand:
     threshold: float
 
 
+class Births(Policy):
+    """What the policies that give birth to heads have in common; their settings are fields of their own."""
+
+    start_heads: int
+    last_birth: float
+    total_steps: int
+
+    @property
+    def last_birth_step(self) -> int:
+        """Updates after which no head is born."""
+        return last_step(self.last_birth, self.total_steps)
+
+    def prepare(self, plan: Plan) -> Plan:
+        """The plan with `start_heads` in every layer, and what it had as ceilings."""
+        return prepared_heads(plan, self.start_heads)
+
+    def check(self, plan: Plan) -> None:
+        check_growable(plan)
+
+
 def birth(
     plan: Plan, step: int, layer: int, seed: int, rules: Sequence[str], facts: Mapping[str, Any],
     directions: tuple[Tensor, Tensor] | None = None,

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from meristem.errors import InputError
-from meristem.growth.wording import describe_growth
+from meristem.growth.descriptions import describe_growth
 
 VERSION = 1
 # Which policy wrote a line of before events said so, by its action.

@@ -14,7 +14,7 @@ from torch.utils.hooks import RemovableHandle
 from meristem.errors import InputError, RunError, missing_extra
 from meristem.files import read_json, write_atomically
 from meristem.growth import Grower
-from meristem.growth.wording import describe_growth
+from meristem.growth.descriptions import describe_growth
 
 try:
     from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from meristem.growth.descriptions import MEASURES, describe_growth
 from meristem.growth.events import expected_heads
-from meristem.growth.wording import MEASURES, describe_growth
 from meristem.report.curves import Curve
 from meristem.wording import counted
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from meristem.growth.wording import describe_growth, describe_structure
+from meristem.growth.descriptions import describe_growth, describe_structure
 from meristem.plan import Plan
 from meristem.report.head_history import HeadHistory
 from meristem.report.heads_figure import heads_svg
@@ -19,7 +19,7 @@ from meristem.report.structure_figure import even_distance, structure_svg
 from meristem.report.together_figure import together_svg
 from meristem.runs.depth import Depth
 from meristem.runs.entries import sound_head_growth, sound_loop_growth, sound_metrics, sound_observations
-from meristem.runs.folder import RunFolder
+from meristem.runs.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from meristem.evaluation.evaluate import Evaluation

@@ -15,7 +15,7 @@ from meristem.choices import DemoCriterion
 from meristem.errors import InputError
 from meristem.files import write_atomically
 from meristem.growth import Incrt, Policy, Prune, Published
-from meristem.growth.wording import MEASURES
+from meristem.growth.descriptions import MEASURES
 from meristem.report.head_history import HeadHistory, change_text
 from meristem.report.heads_figure import heads_svg
 from meristem.synthetic.experiment import Found, grow

@@ -47,10 +47,10 @@ class Standing:
         return f"{describe_time(seconds)} left"
 
 
-class View(Protocol):
+class StudentView(Protocol):
     """Shows where a run stands after every update, and notes in between."""
 
-    def __enter__(self) -> View: ...
+    def __enter__(self) -> StudentView: ...
 
     def __exit__(self, *exception: Any) -> None: ...
 
@@ -145,6 +145,6 @@ def _marked(standing: Standing) -> str:
     return "".join(cells)
 
 
-def make_view() -> AbstractContextManager[View]:
+def make_view() -> AbstractContextManager[StudentView]:
     """The one that suits the place."""
     return LiveView() if sys.stdout.isatty() else PlainView()

@@ -10,7 +10,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
-from meristem.growth.wording import describe_loops, describe_structure
+from meristem.growth.descriptions import describe_loops, describe_structure
 from meristem.plan import Plan
 from meristem.wording import describe_time
 

@@ -23,9 +23,9 @@ from meristem.runs.checkpoint import (
     step_of,
 )
 from meristem.runs.divergence import REWINDS_FILE, Diverged, Rewind, batch_number
-from meristem.runs.folder import RunFolder
 from meristem.runs.log import Log, positions, rewind_log
 from meristem.runs.origin import ORIGIN_FILE
+from meristem.runs.run_folder import RunFolder
 from meristem.training.distributed import Processes
 
 logger = logging.getLogger(__name__)

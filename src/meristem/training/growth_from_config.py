@@ -19,7 +19,7 @@ from meristem.growth.policy import ENDLESS
 from meristem.model import Transformer
 from meristem.plan import Loop, Plan
 from meristem.runs.entries import sound_loop_growth, sound_observations
-from meristem.runs.folder import RunFolder
+from meristem.runs.run_folder import RunFolder
 
 OF_HEADS = ("incrt", "published", "random_births")  # policies that give birth to heads
 

@@ -36,10 +36,10 @@ from meristem.runs.checkpoint import (
 )
 from meristem.runs.divergence import Diverged, batch_number
 from meristem.runs.entries import check_alike, sound_metrics
-from meristem.runs.folder import RunFolder
 from meristem.runs.lock import run_lock
 from meristem.runs.log import Log
 from meristem.runs.origin import Origin
+from meristem.runs.run_folder import RunFolder
 from meristem.runs.saver import Saver
 from meristem.training.display import make_display
 from meristem.training.distributed import Processes, processes

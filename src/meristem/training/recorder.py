@@ -8,12 +8,12 @@ from typing import Any
 
 from meristem.config import Config, flatten
 from meristem.devices import peak_flops
+from meristem.growth.descriptions import describe_demand, describe_growth
 from meristem.growth.events import Event, GrowthEvent
-from meristem.growth.wording import describe_demand, describe_growth
 from meristem.plan import Plan
 from meristem.records import finite
-from meristem.runs.folder import RunFolder
 from meristem.runs.log import Log
+from meristem.runs.run_folder import RunFolder
 from meristem.training.display import Display
 from meristem.training.distributed import Processes
 from meristem.training.meter import Clock, StepReading

@@ -15,19 +15,18 @@ from typing import Any, ClassVar
 from meristem.errors import InputError
 from meristem.gauges.demand import Demand, DemandReading, ModelDemand
 from meristem.gauges.gauge import Gauge
-from meristem.gauges.progress import TrainingLoss
+from meristem.gauges.training_progress import TrainingLoss
 from meristem.growth.births import (
     FULL,
+    Births,
     RelativeDemand,
     birth,
-    check_growable,
     check_limits,
     full_layers,
     head_facts,
     last_step,
-    prepared_heads,
 )
-from meristem.growth.policy import ENDLESS, Decision, Policy, Readings
+from meristem.growth.policy import ENDLESS, Decision, Readings
 from meristem.moves import Moves
 from meristem.plan import Plan
 from meristem.records import finite
@@ -67,7 +66,7 @@ class DemandJudgement:
 
 
 @dataclass(frozen=True)
-class Incrt(Policy):
+class Incrt(Births):
     """When heads are born. Times are updates."""
 
     name: ClassVar[str] = "incrt"
@@ -129,18 +128,6 @@ class Incrt(Policy):
         fed = decision((self.calibration // self.feed_every + self.feeds) * self.feed_every)
         hit = max(first, fed) + (self.hits - 1) * self.decide_every
         return max(hit, decision(self.warm_up), decision(first + self.cool_down))
-
-    @property
-    def last_birth_step(self) -> int:
-        """Updates after which no head is born."""
-        return last_step(self.last_birth, self.total_steps)
-
-    def prepare(self, plan: Plan) -> Plan:
-        """The plan with `start_heads` in every layer, and what it had as ceilings."""
-        return prepared_heads(plan, self.start_heads)
-
-    def check(self, plan: Plan) -> None:
-        check_growable(plan)
 
     def begin(self, plan: Plan) -> IncrtState:
         return IncrtState((LayerDemand(),) * len(plan.layers), grown=tuple((False,) * heads for heads in plan.heads))

@@ -13,22 +13,21 @@ from typing import Any, ClassVar, Literal
 from meristem.errors import InputError
 from meristem.gauges.energy import Energy, EnergyReading, check_numerics
 from meristem.gauges.gauge import Gauge
-from meristem.gauges.progress import TrainingLoss
 from meristem.gauges.redundancy import HeadStandIn
+from meristem.gauges.training_progress import TrainingLoss
 from meristem.growth.births import (
     FULL,
+    Births,
     RelativeDemand,
     birth,
-    check_growable,
     check_limits,
     full_layers,
     head_facts,
     last_step,
-    prepared_heads,
 )
 from meristem.growth.edits import RemoveHead
 from meristem.growth.head_surgery import fewest_heads
-from meristem.growth.policy import ENDLESS, Change, Decision, Policy, Readings
+from meristem.growth.policy import ENDLESS, Change, Decision, Readings
 from meristem.moves import Moves
 from meristem.plan import Plan
 from meristem.records import finite
@@ -63,7 +62,7 @@ class PublishedJudgement:
 
 
 @dataclass(frozen=True)
-class Published(Policy):
+class Published(Births):
     """When heads are born and leave, as published. Times are updates.
 
     The published loop decides at every feed and layer by layer, with no cool-down: there, several layers may change
@@ -115,18 +114,6 @@ class Published(Policy):
     @property
     def remembers(self) -> tuple[Gauge, ...]:
         return self.gauge, TrainingLoss()
-
-    @property
-    def last_birth_step(self) -> int:
-        """Updates after which no head is born."""
-        return last_step(self.last_birth, self.total_steps)
-
-    def prepare(self, plan: Plan) -> Plan:
-        """The plan with `start_heads` in every layer, and what it had as ceilings."""
-        return prepared_heads(plan, self.start_heads)
-
-    def check(self, plan: Plan) -> None:
-        check_growable(plan)
 
     def begin(self, plan: Plan) -> PublishedState:
         return PublishedState(((),) * len(plan.layers))

@@ -10,15 +10,13 @@ from typing import Any, ClassVar
 from meristem.errors import InputError
 from meristem.gauges.gauge import Gauge
 from meristem.growth.births import (
+    Births,
     birth,
-    check_growable,
     check_limits,
     full_layers,
     head_facts,
-    last_step,
-    prepared_heads,
 )
-from meristem.growth.policy import ENDLESS, Decision, Policy, Readings
+from meristem.growth.policy import ENDLESS, Decision, Readings
 from meristem.limits import check_integer
 from meristem.moves import Moves
 from meristem.plan import Plan
@@ -42,7 +40,7 @@ class RandomJudgement:
 
 
 @dataclass(frozen=True)
-class RandomBirths(Policy):
+class RandomBirths(Births):
     """Gives `births` heads to random layers at random decisions, from `warm_up` to `last_birth`, drawn once by seed."""
 
     name: ClassVar[str] = "random_births"
@@ -70,18 +68,6 @@ class RandomBirths(Policy):
         """The decisions at which a head can be born."""
         first = -(-max(self.warm_up, 1) // self.decide_every) * self.decide_every
         return range(first, self.last_birth_step + 1, self.decide_every)
-
-    @property
-    def last_birth_step(self) -> int:
-        """Updates after which no head is born."""
-        return last_step(self.last_birth, self.total_steps)
-
-    def prepare(self, plan: Plan) -> Plan:
-        """The plan with `start_heads` in every layer, and what it had as ceilings."""
-        return prepared_heads(plan, self.start_heads)
-
-    def check(self, plan: Plan) -> None:
-        check_growable(plan)
 
     def begin(self, plan: Plan) -> RandomState:
         """The births that a model of this plan will have."""

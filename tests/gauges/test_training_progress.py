@@ -7,7 +7,7 @@ import math
 import torch
 
 from meristem.gauges.probe import Probe
-from meristem.gauges.progress import LossInstrument, StepTime, TrainingLoss
+from meristem.gauges.training_progress import LossInstrument, StepTime, TrainingLoss
 from meristem.moves import Moves
 from meristem.synthetic import KnownTask, Student
 

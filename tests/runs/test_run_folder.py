@@ -13,7 +13,7 @@ from meristem.data import ByteTokenizer, prepare
 from meristem.errors import RunError
 from meristem.config import override
 from meristem.training.loop import Outcome, resume, train
-from meristem.runs.folder import RunFolder
+from meristem.runs.run_folder import RunFolder
 
 from training.helpers import STEPS, copy_run, metrics, tiny_config, write_texts
 
