@@ -27,16 +27,15 @@ from meristem.runs.checkpoint import (
     list_checkpoints,
     load_checkpoint,
     load_newest,
-    prune,
     optimizer_states,
+    prune,
     restore_rng,
     snapshot,
     write_checkpoint,
 )
-from meristem.training.loop import resume
 from meristem.runs.run_folder import RunFolder, load_run
 from meristem.runs.tensor_file import save_tensors
-
+from meristem.training.loop import resume
 from training.helpers import STEPS, assert_equal_runs, copy_run
 
 ALL_FILES = (*FILES, MANIFEST)

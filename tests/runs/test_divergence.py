@@ -19,15 +19,24 @@ from torch import Tensor
 from meristem.data import batch
 from meristem.errors import RunError
 from meristem.runs import saver
-from meristem.training import going_on, loop, tasks
 from meristem.runs.checkpoint import list_checkpoints, load_checkpoint, snapshot, step_of
 from meristem.runs.divergence import Rewind, batch_number, load_rewinds
+from meristem.runs.run_folder import RunFolder
+from meristem.training import going_on, loop, tasks
 from meristem.training.gradients import Gradients
 from meristem.training.loop import resume, train
 from meristem.training.optimizer import guarded_update
-from meristem.runs.run_folder import RunFolder
-
-from training.helpers import EAGER_HEADS, STEPS, assert_equal_runs, events, final_tensors, metrics, saves, tiny_config, trained
+from training.helpers import (
+    EAGER_HEADS,
+    STEPS,
+    assert_equal_runs,
+    events,
+    final_tensors,
+    metrics,
+    saves,
+    tiny_config,
+    trained,
+)
 
 Batch = np.ndarray[Any, Any]
 

@@ -13,7 +13,6 @@ import pytest
 from meristem.errors import RunError
 from meristem.runs.lock import run_lock
 from meristem.runs.run_folder import RunFolder
-
 from training.helpers import events, tiny_config
 
 fcntl = pytest.importorskip("fcntl")

@@ -81,5 +81,5 @@ def test_nothing_saved_yet_is_the_start_and_a_grower_must_be_there_as_it_was(tmp
     with pytest.raises(InputError, match="grower = None: must be given"):
         restore_training(tmp_path, model, optimizer)
     save_training(tmp_path, model, optimizer, step=4)
-    with pytest.raises(InputError, match="grower = .*: must be None"):
+    with pytest.raises(InputError, match=r"grower = .*: must be None"):
         restore_training(tmp_path, model, optimizer, grower)

@@ -9,12 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from meristem.config import override
 from meristem.data import ByteTokenizer, prepare
 from meristem.errors import RunError
-from meristem.config import override
-from meristem.training.loop import Outcome, resume, train
 from meristem.runs.run_folder import RunFolder
-
+from meristem.training.loop import Outcome, resume, train
 from training.helpers import STEPS, copy_run, metrics, tiny_config, write_texts
 
 

@@ -20,10 +20,9 @@ from meristem.runs.checkpoint import (
     step_of,
     write_checkpoint,
 )
-from meristem.training.loop import resume, train
 from meristem.runs.run_folder import RunFolder
 from meristem.runs.saver import Saver
-
+from meristem.training.loop import resume, train
 from training.helpers import assert_equal_runs, saves, tiny_config
 
 

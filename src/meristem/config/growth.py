@@ -124,7 +124,7 @@ def _imported(name: str) -> Any:
     sys.path.insert(0, here)
     try:
         found: Any = getattr(importlib.import_module(module), own)
-    except (ImportError, AttributeError) as error:
+    except Exception as error:  # whatever somebody's own module does
         expected = f"cannot be imported ({error}); its module must be in the present folder or installed"
         raise InputError("growth.policies", name, expected) from None
     finally:

@@ -357,7 +357,9 @@ class DemandInstrument(Instrument):
             if dim in self.groups:
                 old = self.groups[dim]
                 sources = [moves.layers[layer] for layer in new.layers]
-                new.gauge.take(old.gauge, [None if s is None else old.layers.index(s) for s in sources])
+                places = [None if source is None else old.layers.index(source) for source in sources]
+                new.gauge.take(old.gauge, places)
+                new.follow(old, places)
             groups[dim] = new
         self.groups = groups
         if self.start:  # a copy asks for what its source asked for; another one is measured as it comes
@@ -400,13 +402,19 @@ class _Group:
         # On the device, where a feed picks its layers without waiting; nothing is picked where all are meant.
         self.index = torch.tensor(self.layers, device=place["device"]) if len(self.layers) < len(plan.layers) else None
 
+    def follow(self, other: _Group, places: Sequence[int | None]) -> None:
+        """Take over what was remembered half-way through the calibration; of a new layer there is nothing."""
+        if other.earlier is not None:
+            empty = torch.zeros_like(other.earlier[0])
+            self.earlier = torch.stack([empty if place is None else other.earlier[place] for place in places])
+
     def feed(self, seen: Seen) -> None:
         inputs, gradients, sizes = (self._own(part) for part in (seen.inputs, seen.gradients, seen.sizes))
         self.gauge.feed(inputs, gradients, seen.attention_mask, sizes)
 
     def spectra(self, feeds: int) -> list[list[float]]:
-        assert self.earlier is not None
-        return self.gauge.spectra(self.earlier, feeds)
+        earlier = torch.zeros_like(self.gauge.outputs.total) if self.earlier is None else self.earlier
+        return self.gauge.spectra(earlier, feeds)
 
     def state(self) -> dict[str, Any]:
         earlier = {} if self.earlier is None else {"earlier": self.earlier}

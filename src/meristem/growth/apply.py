@@ -7,7 +7,7 @@ and its optimizer what it keeps of each.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
 import torch
@@ -64,7 +64,7 @@ def adopt(
     module, count = cast("nn.Module", model), len(model.blocks)
     _check_tensors(model, plan, tensors)
     named = dict(module.named_parameters())
-    grouped = _groups(named, optimizer)
+    grouped = _groups(named, optimizer, moves, tensors)
     sources = moves.layers if moves is not None else (*range(count), *[None] * len(plan.layers))[: len(plan.layers)]
     if sources != tuple(range(count)):
         kept = zip(sources, plan.layers, strict=True)
@@ -200,12 +200,24 @@ def _put(module: nn.Module, name: str, tensor: Tensor) -> None:
     setattr(home, own, nn.Parameter(placed, old.requires_grad) if isinstance(old, nn.Parameter) else placed)
 
 
-def _groups(named: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer | None) -> dict[str, int]:
-    """The number of the optimizer's group that every kind of parameter is in, by its role."""
+def _groups(
+    named: Mapping[str, nn.Parameter],
+    optimizer: torch.optim.Optimizer | None,
+    moves: Moves | None,
+    names: Iterable[str],
+) -> dict[str, int]:
+    """The number of the optimizer's group of every parameter to come: where it, or what it is a copy of, was before.
+
+    One that is new joins the group of those that do the same work in other blocks.
+    """
     if optimizer is None:
         return {}
     numbers = {id(p): number for number, group in enumerate(optimizer.param_groups) for p in group["params"]}
-    return {_role(name): numbers[id(p)] for name, p in named.items() if id(p) in numbers}
+    before = {name: numbers[id(p)] for name, p in named.items() if id(p) in numbers}
+    roles = {_role(name): number for name, number in before.items()}
+    sources = {name: name if moves is None else _source(name, moves) for name in names}
+    found = {name: before.get(source or "", roles.get(_role(name))) for name, source in sources.items()}
+    return {name: number for name, number in found.items() if number is not None}
 
 
 def _regroup(
@@ -221,4 +233,4 @@ def _regroup(
             group["params"] = [now[before[id(p)]] if id(p) in before else p for p in group["params"]]
         else:  # in the order of a model that is built so, since sums over parameters round by their order
             others = [p for p in group["params"] if id(p) not in before]
-            group["params"] = others + [p for name, p in now.items() if grouped.get(_role(name)) == number]
+            group["params"] = others + [p for name, p in now.items() if grouped.get(name) == number]

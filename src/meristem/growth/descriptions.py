@@ -74,4 +74,4 @@ def describe_demand(event: Mapping[str, Any], criterion: str) -> str:
         return heads
     _, demand, noise, threshold, layer = max(known)
     where = f" in L{layer}" if len(event["heads"]) > 1 else ""
-    return f"{heads} {MEASURES[criterion]} {demand:.2f}{noise} of {threshold:.2f}{where}"
+    return f"{heads} {MEASURES.get(criterion, criterion)} {demand:.2f}{noise} of {threshold:.2f}{where}"

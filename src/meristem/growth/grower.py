@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, is_dataclass
+from functools import reduce
 from typing import Any
 
 import torch
@@ -121,9 +122,13 @@ class Grower:
     def _decided(self, name: str, needs: Sequence[Gauge], probe: Probe, growth: _Step) -> Decision:
         """A policy's decision from what it needs, and from what it finds out that it needs besides."""
         policy, state, plan = self.policies[name], self.states[name], self.model.plan
+        asked: dict[Gauge, None] = {}
         for _ in range(ROUNDS):
             growth.readings |= {gauge: self._read(gauge, probe) for gauge in needs if gauge not in growth.readings}
-            decision = policy.decide(state, self.done, plan, growth.readings)
+            asked |= dict.fromkeys(needs)
+            decision = policy.decide(state, self.done, plan, {gauge: growth.readings[gauge] for gauge in asked})
+            if not isinstance(decision, Decision):
+                raise InputError(f"{name}.decide", decision, "must return a Decision")
             if not decision.needs:
                 return decision
             needs = decision.needs
@@ -139,6 +144,8 @@ class Grower:
                 rule = f"{other} has just changed layer {change.layer}: to be decided again ({change.rule})"
                 growth.events.append(GrowthEvent(self.done, name, "postponed", rule, change.layer, {}, self._digest))
                 return
+        edits = [edit for change in decision.changes for edit in change.edits]
+        reduce(lambda plan, edit: edit.apply(plan), edits, self.model.plan)  # refused before anything has changed
         self.states[name] = decision.state
         for change in decision.changes:
             self._change(name, change, probe, growth)
@@ -196,7 +203,7 @@ class Grower:
                 raise InputError(f"state.{name}", None, "is missing: this is no state of a grower")
         if tree["version"] != VERSION:
             raise InputError("state.version", tree["version"], f"must be {VERSION}")
-        if tree["policies"].keys() != self.policies.keys():
+        if list(tree["policies"]) != list(self.policies):
             raise InputError("policies", list(self.policies), f"must be {list(tree['policies'])}, as in the state")
         states, plan = {}, Plan.from_dict(tree["plan"])
         for name, policy in self.policies.items():
@@ -251,6 +258,8 @@ def _named(policies: Sequence[Policy]) -> dict[str, Policy]:
     for policy in policies:
         if not isinstance(policy, Policy):
             raise InputError("policies", policy, "must be policies: objects whose class derives from meristem.Policy")
+        if not is_dataclass(type(policy)):
+            raise InputError("policies", policy.title, "must be a dataclass, whose fields are its settings")
         if policy.title in named:
             raise InputError("policies", policy.title, "must have different names")
         named[policy.title] = policy

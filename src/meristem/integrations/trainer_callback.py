@@ -14,7 +14,6 @@ from torch.utils.hooks import RemovableHandle
 from meristem.errors import InputError, RunError, missing_extra
 from meristem.files import read_json, write_atomically
 from meristem.growth import Grower
-from meristem.growth.descriptions import describe_growth
 
 try:
     from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
@@ -65,7 +64,7 @@ class GrowthCallback(TrainerCallback):  # type: ignore[misc]  # has no types
         for event in growth.events:
             entry = {**event.to_dict(), "step": state.global_step}
             self.events.append(entry)
-            state.log_history.append({"step": state.global_step, "growth": describe_growth(entry)})
+            state.log_history.append({"step": state.global_step, "growth": str(event)})
         if growth.observation is not None:
             self.observations.append({"step": state.global_step, **growth.observation})
 

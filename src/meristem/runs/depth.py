@@ -71,4 +71,3 @@ def _is_stack(entry: Entry, layers: int) -> bool:
         if not whole or not 0 <= copy[0] <= layers + number or not 0 <= copy[1] < layers + number:
             return False
     return True
-

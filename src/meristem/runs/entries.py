@@ -22,9 +22,7 @@ def sound_metrics(entries: Iterable[Entry], steps: int) -> list[Entry]:
     return [e for e in entries if _is_step(e, steps) and all(_is_number(e.get(name)) for name in names)]
 
 
-def sound_observations(
-    entries: Iterable[Entry], plan: Plan, steps: int, *, varying: bool = False
-) -> list[Entry]:
+def sound_observations(entries: Iterable[Entry], plan: Plan, steps: int, *, varying: bool = False) -> list[Entry]:
     """The lines of entropy.jsonl that have an entropy for every head, and loops that can be.
 
     Where heads are `varying`, layers may have had any number of them.
@@ -109,9 +107,9 @@ def _is_head_growth(entry: Entry, layers: int) -> bool:
     if entry.get("policy") == "prune":
         return _is_pruning(entry, layers)
     if entry.get("action") == "stack":
-        return _is_list(entry.get("heads"), lambda count: _is_index(count, 1 << 20), layers) and all(
-            isinstance(entry.get(name), kind) for name, kind in (("rule", str), ("order", str), ("before", int), ("layers", int))
-        )
+        told = (("rule", str), ("order", str), ("before", int), ("layers", int))
+        heads = _is_list(entry.get("heads"), lambda count: _is_index(count, 1 << 20), layers)
+        return heads and all(isinstance(entry.get(name), kind) for name, kind in told)
     measured = [entry.get(name) for name in ("demand", "noise", "threshold")]
     if not any(all(_is_list(values, _is_number, length) for values in measured) for length in (0, layers)):
         return False  # births at random times measure nothing

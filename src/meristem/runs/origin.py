@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from meristem.config import RESUMABLE, Config, build_config, known_values
 from meristem.data.labelled.recipe import RECIPE_FILE
 from meristem.data.tokenizer import CONFIG_FILE, TOKENIZER_FILE
 from meristem.errors import InputError, RunError, shown
 from meristem.files import read_json, sha256_of, write_atomically
 from meristem.plan import Plan
-from meristem.config import RESUMABLE, Config, build_config, known_values
 
 FORMAT = "meristem-origin/1"
 ORIGIN_FILE = "origin.json"
@@ -87,7 +87,6 @@ class Origin:
         for name, digest in self.readers.items():
             if not (folder / name).is_file() or sha256_of(folder / name) != digest:
                 raise RunError(f"{folder / name}: is not the file that the run began with; restore it from a copy")
-
 
     def _began_with(self, config: Config) -> Config:
         """The configuration at the start, with what may have changed since as it is now."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 import errno
+import logging
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,7 +13,9 @@ from typing import Any
 
 import torch
 
+from meristem.config import Config, load_config
 from meristem.data import LabelledData, Recipe, TokenData, Tokenizer, load_tokenizer
+from meristem.devices import choose_device
 from meristem.errors import InputError, Remedy, RunError, shortened
 from meristem.files import beside, flush, flush_folder, new_folder, read_json, remove_remains, write_atomically
 from meristem.growth import LoopHeads
@@ -30,8 +32,6 @@ from meristem.runs.checkpoint import (
     restore_model,
     step_of,
 )
-from meristem.config import Config, load_config
-from meristem.devices import choose_device
 from meristem.runs.divergence import REWINDS_FILE, Rewind, load_rewinds
 from meristem.runs.lock import check_free, run_lock
 from meristem.runs.log import aside_name, damage, positions, read_log

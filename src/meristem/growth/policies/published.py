@@ -157,7 +157,9 @@ class Published(Births):
 
     def moved(self, state: PublishedState, step: int, plan: Plan, moves: Moves) -> PublishedState:
         """What is born has not been quiet yet; layers of which nothing was seen yet stay unknown."""
-        layers = list(moves.of_layers(state.layers, lambda new: ()))
+        if moves.layers != tuple(range(len(moves.layers))):  # the gauge begins anew, and so does this
+            return PublishedState(((),) * len(plan.layers))
+        layers = list(state.layers)
         for layer, heads in moves.heads.items():
             known = layers[layer]
             if known and (None not in heads or len(known) < len(heads)):  # its own births it knows already
