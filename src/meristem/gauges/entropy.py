@@ -85,7 +85,7 @@ class LoopReading:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """For an event: plain values, None where one is not finite."""
+        """Plain values for an event, None where one is not finite."""
         gates = None if self.gates is None else [[finite(gate) for gate in number] for number in self.gates]
         update = [finite(size) for size in self.update]
         return {"layer": self.layer, "heads": list(self.heads), "passes": self.passes, "gates": gates, "update": update}
@@ -100,7 +100,7 @@ class EntropyReading:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """For an event: plain values, None where one is not finite."""
+        """Plain values for an event, None where one is not finite."""
         entropy = [[finite(value) for value in layer] for layer in self.entropy]
         return {"head_entropy": entropy, **({"loops": [loop.facts for loop in self.loops]} if self.loops else {})}
 

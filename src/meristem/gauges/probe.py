@@ -118,7 +118,7 @@ def _real(attention_mask: Tensor, batch: int) -> Tensor:
 
 
 def _sizes(streams: Sequence[Tensor], real: Tensor) -> Tensor:
-    """Of every stream (B, T, d) the root mean square of a coordinate, over real tokens (B, T) of all processes."""
+    """The root mean square of a coordinate of every stream (B, T, d), over real tokens (B, T) of all processes."""
     squares = [(stream.float() * real[..., None]).square().mean(-1).sum() for stream in streams]
     *sums, count = sum_over_ranks(torch.stack([*squares, real.sum()]))
     return (torch.stack(sums) / count).sqrt()

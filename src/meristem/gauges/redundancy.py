@@ -37,7 +37,7 @@ class HeadMoments:
         return flat.mT @ flat, real.sum().double()
 
     def shares(self, out: Tensor) -> Tensor:
-        """For every head, the part of the layer's output that no combination of the others could make, (heads,).
+        """The part, for every head, of the layer's output that no combination of the others could make, (heads,).
 
         `out` (d, heads e) writes what the heads read to the stream.
         """
@@ -90,7 +90,7 @@ def head_moments(batches: Iterable[HeadsRead]) -> list[HeadMoments]:
 
 @dataclass(frozen=True)
 class HeadShares:
-    """For every head, the part of its layer's output that no combination of the others could make, by layer."""
+    """The part, for every head, of its layer's output that no combination of the others could make, by layer."""
 
     def instrument(self, model: Growable) -> SharesInstrument:
         """What measures it on the batch at hand."""

@@ -15,7 +15,7 @@ class Ema:
     count: int = 0
 
     def plus(self, new: Sequence[float]) -> Ema:
-        """With one reading more."""
+        """The average with one reading more."""
         old = self.value or (0.0,) * len(new)
         value = tuple(self.beta * a + (1 - self.beta) * b for a, b in zip(old, new, strict=True))
         return Ema(self.beta, value, self.count + 1)

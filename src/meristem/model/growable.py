@@ -31,7 +31,7 @@ class Growable(Protocol):
     def stack(self) -> Sequence[GrowableBlock]: ...
 
     def make_block(self, layer: LayerPlan) -> nn.Module:
-        """A new block of the given shape, on the model's device, with its weights drawn as at the start."""
+        """A block of the given shape where the others are, whose weights are still to be given."""
 
     def take(self, plan: Plan) -> None:
         """Follow a plan whose changes the weights already have."""

@@ -34,7 +34,7 @@ from meristem.records import finite
 
 @dataclass(frozen=True)
 class LayerDemand:
-    """Of a layer: its largest slope so far, hits in a row, the last slope, and how strict it has become."""
+    """A layer: its largest slope so far, hits in a row, the last slope, and how strict it has become."""
 
     largest: float = 0.0
     hits: int = 0
@@ -199,7 +199,7 @@ class Incrt(Births):
         return {"count": sum(v > self.share for v in clear), "estimate": sum(clear) * math.log(1 / self.share)}
 
     def calibrated(self, state: IncrtState, readings: Sequence[DemandReading]) -> IncrtState:
-        """With the demand that was measured while the attention of the model had no output."""
+        """The state with the demand that was measured while the attention of the model had no output."""
         layers = tuple(
             replace(layer, largest=max(layer.largest, reading.slope if reading.certainty > self.certainty else 0.0))
             for layer, reading in zip(state.layers, readings, strict=True)
@@ -218,7 +218,7 @@ class Incrt(Births):
         self, state: IncrtState, done: int, readings: Sequence[DemandReading], loss: float,
         full: Set[int] = frozenset(),
     ) -> DemandJudgement:  # fmt: skip
-        """After `done` updates; `loss` is smoothed, and layers that are `full` have as many heads as they may have."""
+        """Judge after `done` updates; `loss` is smoothed, and `full` layers have all the heads they may have."""
         state = self.calibrated(state, readings)
         relative = self.relative(state, readings)
         judged = [self._judge(layer, reading) for layer, reading in zip(state.layers, readings, strict=True)]
@@ -238,7 +238,7 @@ class Incrt(Births):
         return DemandJudgement(state if chosen is None else self._changed(state, done, chosen), chosen, rules, relative)
 
     def removed(self, state: IncrtState, done: int, layer: int, *, born_here: bool) -> IncrtState:
-        """After a head of a layer has been removed; where the policy gave birth to it, the layer becomes stricter."""
+        """The state after a head has been removed; where the policy gave birth to it, the layer becomes stricter."""
         state = self._changed(state, done, layer)
         if not born_here:
             return state

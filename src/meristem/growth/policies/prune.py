@@ -25,7 +25,7 @@ from meristem.records import finite
 
 @dataclass(frozen=True)
 class PruneState:
-    """For every head, by layer, the updates done when it was born or last spared; and the last change of any heads.
+    """`since`: the updates done when every head, by layer, was born or last spared; and the last change of any heads.
 
     `suspect` is the head that was least needed at the last `times` decisions in a row.
     """
@@ -119,7 +119,7 @@ class Prune(Policy):
         return any(self._eligible(layer, head, step) for layer in state.since for head in range(len(layer)))
 
     def judge(self, state: PruneState, step: int, shares: Sequence[Sequence[float]]) -> PruneState:
-        """After a decision at which every head's own share of its layer's output was measured."""
+        """The state after a decision at which every head's own share of its layer's output was measured."""
         old = [
             (share, layer, head)
             for layer, ages in enumerate(state.since)
@@ -141,7 +141,7 @@ class Prune(Policy):
         return after - before <= self.tolerance * max(before, self.SMALL_LOSS)
 
     def spared(self, state: PruneState, step: int, layer: int, head: int) -> PruneState:
-        """After a trial that showed the head is needed: it is left alone for a while."""
+        """The state after a trial that showed the head is needed: it is left alone for a while."""
         ages = list(state.since[layer])
         ages[head] = step
         since = (*state.since[:layer], tuple(ages), *state.since[layer + 1 :])

@@ -176,7 +176,7 @@ class Published(Births):
         self, state: PublishedState, done: int, readings: Sequence[EnergyReading], full: Set[int] = frozenset(),
         bare: Set[int] = frozenset(),
     ) -> PublishedJudgement:  # fmt: skip
-        """After `done` updates; `full` layers have as many heads as they may have, `bare` ones as few."""
+        """Judge after `done` updates; `full` layers have as many heads as they may have, `bare` ones as few."""
         layers = [self._watched(*pair, done) for pair in zip(state.layers, readings, strict=True)]
         rules = [self._judge(reading, done, index in full) for index, reading in enumerate(readings)]
         relative = tuple(map(self._relative, readings))
@@ -190,7 +190,7 @@ class Published(Births):
         return PublishedJudgement(PublishedState(tuple(layers)), chosen, tuple(rules), relative, removal)
 
     def _relative(self, reading: EnergyReading) -> RelativeDemand:
-        """Of what the threshold is a share of; the author's numerics know no noise."""
+        """The energy as a share of that at the start, as the threshold is; the author's numerics know no noise."""
         scale = reading.start or math.nan
         noise = math.nan if self.numerics == "author" else reading.noise
         return RelativeDemand(reading.lambda_max / scale, noise / scale, reading.threshold / scale)

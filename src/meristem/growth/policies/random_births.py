@@ -98,7 +98,7 @@ class RandomBirths(Births):
         return state.layers == len(layers) and all(layer in layers for _, layer in state.due)
 
     def judge(self, state: RandomState, done: int, full: Set[int] = frozenset()) -> RandomJudgement:
-        """After `done` updates; nothing that was measured matters.
+        """The next state and the birth after `done` updates; nothing that was measured matters.
 
         A birth in a `full` layer, with as many heads as it may have, goes to the next one that is not.
         """
