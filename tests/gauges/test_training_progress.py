@@ -21,7 +21,7 @@ def test_the_loss_is_averaged_with_a_memory_of_nine_tenths() -> None:
     for number in range(3):
         tokens, targets = task.batch(8, number)
         instrument.feed(Probe(model, tokens, targets))
-        losses.append(float(model.loss(tokens, targets)))
+        losses.append(float(model.loss(tokens, targets).detach()))
         if number == 1:
             instrument.feed(Probe(model, tokens, torch.full_like(targets, math.nan)))
     expected = (0.81 * losses[0] + 0.9 * losses[1] + losses[2]) / 2.71

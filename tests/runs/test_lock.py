@@ -95,13 +95,13 @@ import sys, time
 from pathlib import Path
 from meristem.runs import run_folder
 go, config, out = sys.argv[1:]
-plain = folder.flush_folder
+plain = run_folder.flush_folder
 def waiting(path):
     plain(path)
     print("ready", flush=True)
     while not Path(go).exists():
         time.sleep(0.001)
-folder.flush_folder = waiting
+run_folder.flush_folder = waiting
 sys.argv = ["meristem", "train", config, "--out", out]
 from meristem.cli import main
 main()
