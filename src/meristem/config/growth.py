@@ -73,7 +73,7 @@ class GrowthConfig:
 
 
 def _given(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Those that are not left out."""
+    """The values that are not left out."""
     return {key: value for key, value in values.items() if value not in (None, {})}
 
 

@@ -6,7 +6,6 @@ and its optimizer what it keeps of each.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
@@ -14,14 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from meristem.errors import InputError
-from meristem.growth.edits import FIRST_MOMENTS, GATES, OUT, PREFIX, QKV, SECOND_MOMENTS, WEIGHT, Edit
+from meristem.growth.edits import BLOCK, FIRST_MOMENTS, GATES, OUT, PREFIX, QKV, SECOND_MOMENTS, WEIGHT, Edit
 from meristem.model.growable import Growable
 from meristem.moves import Moves
 from meristem.plan import Plan
 from meristem.wording import listed
 
 States = Mapping[str, Mapping[str, Any]]  # what an optimizer keeps of every parameter, by the parameter's name
-_BLOCK = re.compile(r"blocks\.(\d+)\.(.*)")
 
 
 @torch.no_grad()
@@ -136,7 +134,7 @@ def _is_moment(value: Any) -> bool:
 
 def _source(name: str, moves: Moves) -> str | None:
     """The name that a tensor, or the one it is a copy of, had before."""
-    found = _BLOCK.fullmatch(name)
+    found = BLOCK.fullmatch(name)
     if found is None:
         return name
     layer = int(found[1])
@@ -146,7 +144,7 @@ def _source(name: str, moves: Moves) -> str | None:
 
 def _role(name: str) -> str:
     """The name of a parameter without the number of its block."""
-    return _BLOCK.sub(rf"{PREFIX}*.\2", name)
+    return BLOCK.sub(rf"{PREFIX}*.\2", name)
 
 
 def _check_follows(optimizer: torch.optim.Optimizer, weight: Tensor, state: Mapping[str, Any]) -> None:
@@ -167,7 +165,7 @@ def _check_tensors(model: Growable, plan: Plan, tensors: Mapping[str, Tensor]) -
     """Refuse, by name, what is not a model of this plan: a tensor too many or too few, or of another shape."""
     shapes: dict[str, tuple[int, ...]] = {}
     for name, tensor in tensors_of(model).items():
-        found = _BLOCK.fullmatch(name)
+        found = BLOCK.fullmatch(name)
         if found is None:
             shapes[name] = tuple(tensor.shape)
         elif found[1] == "0":

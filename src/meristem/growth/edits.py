@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -53,9 +53,6 @@ class Edit(Protocol):
     def moves(self, plan: Plan) -> Moves:
         """Which layers and heads of this plan move where."""
 
-    def facts(self) -> dict[str, Any]:
-        """What an event says of the edit, as plain values."""
-
 
 @dataclass(frozen=True)
 class LoopHeads:
@@ -85,9 +82,6 @@ class LoopHeads:
     def moves(self, plan: Plan) -> Moves:
         return Moves.none(len(plan.layers))
 
-    def facts(self) -> dict[str, Any]:
-        return {"heads": list(self.heads), "passes": self.passes}
-
 
 @dataclass(frozen=True)
 class RepeatBlock:
@@ -104,9 +98,6 @@ class RepeatBlock:
 
     def moves(self, plan: Plan) -> Moves:
         return Moves.none(len(plan.layers))
-
-    def facts(self) -> dict[str, Any]:
-        return {"times": self.times}
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,9 +136,6 @@ class AddHead:
     def moves(self, plan: Plan) -> Moves:
         heads = plan.layers[self.layer].heads
         return Moves(tuple(range(len(plan.layers))), {self.layer: (*range(heads), None)})
-
-    def facts(self) -> dict[str, Any]:
-        return {}
 
 
 @dataclass(frozen=True, eq=False)
@@ -190,9 +178,6 @@ class RemoveHead:
     def moves(self, plan: Plan) -> Moves:
         heads = [head for head in range(plan.layers[self.layer].heads) if head != self.head]
         return Moves(tuple(range(len(plan.layers))), {self.layer: tuple(heads)})
-
-    def facts(self) -> dict[str, Any]:
-        return {"head": self.head, **({"with_loop": True} if self.with_loop else {})}
 
 
 @dataclass(frozen=True)
@@ -261,9 +246,6 @@ class AddBlock:
         copies = {} if self.copy_of is None else {self.at: self.copy_of}
         return Moves((*old[: self.at], None, *old[self.at :]), copies=copies)
 
-    def facts(self) -> dict[str, Any]:
-        return {"at": self.at, "copy_of": self.copy_of}
-
 
 @dataclass(frozen=True)
 class RemoveBlock:
@@ -286,9 +268,6 @@ class RemoveBlock:
 
     def moves(self, plan: Plan) -> Moves:
         return Moves(tuple(old for old in range(len(plan.layers)) if old != self.layer))
-
-    def facts(self) -> dict[str, Any]:
-        return {}
 
 
 @dataclass(frozen=True)
@@ -317,14 +296,11 @@ class SetStrengths:
     def moves(self, plan: Plan) -> Moves:
         return Moves.none(len(plan.layers))
 
-    def facts(self) -> dict[str, Any]:
-        return {}
-
 
 # --- names of tensors ------------------------------------------------------------------------------------------------
 
 PREFIX, QKV, OUT = "blocks.", "attention.qkv.weight", "attention.out.weight"
-_BLOCK = re.compile(r"blocks\.(\d+)\.(.*)")
+BLOCK = re.compile(r"blocks\.(\d+)\.(.*)")
 
 
 def projection_names(layer: int) -> tuple[str, str]:
@@ -342,7 +318,7 @@ def _with_blocks(tensors: Tensors, place: Callable[[int], int]) -> dict[str, Ten
     """All tensors, those of blocks by the names of their new places."""
     result = {}
     for name, tensor in tensors.items():
-        found = _BLOCK.fullmatch(name)
+        found = BLOCK.fullmatch(name)
         result[f"{PREFIX}{place(int(found[1]))}.{found[2]}" if found else name] = tensor
     return result
 

@@ -44,7 +44,7 @@ def with_head(layer: LayerPlan) -> LayerPlan:
 
 
 def fewest_heads(layer: LayerPlan) -> int:
-    """As many as have to stay: one, or two that share keys and values, as nothing would say that a single one did."""
+    """The number of heads that have to stay: one, or two that share keys and values, as one alone would not say so."""
     return 1 if layer.heads == layer.kv_heads else 2
 
 

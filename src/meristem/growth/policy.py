@@ -105,7 +105,7 @@ class Policy:
         return ()
 
     def feeding(self, state: Any, step: int, plan: Plan) -> tuple[Gauge, ...]:
-        """Those of them that take in the batch of this step."""
+        """The gauges of `remembers` that take in the batch of this step."""
         return ()
 
     def needs(self, state: Any, step: int, plan: Plan) -> tuple[Gauge, ...] | None:

@@ -60,7 +60,7 @@ class HeadHistory:
 
     @property
     def heads(self) -> tuple[int, ...]:
-        """Of every layer at the end."""
+        """The heads of every layer at the end."""
         return tuple(self.counts[layer][-1][1] for layer in self.layers)
 
     @property
@@ -70,7 +70,7 @@ class HeadHistory:
 
     @cached_property
     def counts(self) -> list[list[tuple[int, int]]]:
-        """Of every layer, the number of heads from each step on that changed it, and at the start."""
+        """The number of heads of every layer, at the start and from each step on that changed it."""
         counts = [[(0, heads)] for heads in self.start]
         for entry in sorted((*self.changes, *self.stacks), key=lambda entry: int(entry["step"])):
             born = [layer for layer in self.layers if entry["heads"][layer] and not counts[layer][-1][1]]
@@ -80,7 +80,7 @@ class HeadHistory:
 
     @cached_property
     def readings(self) -> list[list[DemandPoint]]:
-        """Of every layer, what was measured at each decision; nothing where births are at random times."""
+        """What was measured of every layer at each decision; nothing where births are at random times."""
         names = ("demand", "noise", "threshold")
         measured = [entry for entry in self.decisions if len(entry.get("demand", ())) == len(self.start)]
         return [

@@ -123,7 +123,7 @@ def _rows(history: HeadHistory, frame: Frame) -> list[str]:
 
 
 def _darkness(history: HeadHistory, count: int) -> float:
-    """Of so many heads among those of all layers; not so dark that a ring on it is hard to see."""
+    """The shade of so many heads among those of all layers; not so dark that a ring on it is hard to see."""
     counts = [count for layer in history.counts for _, count in layer if count]
     return 0.12 + 0.6 * (count - min(counts)) / max(1, max(counts) - min(counts))
 
@@ -171,7 +171,7 @@ def _spared(at: Point) -> str:
 
 
 def _radius(places: Sequence[Point]) -> float:
-    """Of rings that do not touch each other."""
+    """The radius of rings that do not touch each other."""
     distances = [0.48 * math.dist(a, b) for a, b in pairwise(places)]
     return max(2.5, min(RING, *distances)) if distances else RING
 
