@@ -14,7 +14,7 @@ from torch import Tensor
 from meristem.errors import InputError
 from meristem.gauges.gauge import Gauge, Instrument
 from meristem.gauges.probe import Probe
-from meristem.growth import AddHead, Change, Decision, Grower, LoopHeads, Policy
+from meristem.growth import AddHead, Change, Decision, Grower, LoopHeads, Policy, RemoveBlock
 from meristem.growth.events import GrowthEvent, Measurement
 from meristem.growth.grower import ROUNDS
 from meristem.growth.head_surgery import newborn_head
@@ -277,6 +277,31 @@ def test_a_change_that_moves_nothing_counts_as_one_too() -> None:
     assert grower.states["births"]["told"] == 1  # of its own birth: a loop moves nothing
 
 
+@dataclass(frozen=True)
+class Rebuilds(Policy):
+    """Takes out the first block, and gives the one that takes its place a head: two changes that name no layer."""
+
+    def needs(self, state: Any, step: int, plan: Plan) -> tuple[Gauge, ...] | None:
+        return () if step >= 2 and len(plan.layers) == 2 else None
+
+    def decide(self, state: Any, step: int, plan: Plan, readings: Readings) -> Decision:
+        head = newborn_head(plan.layers[1], plan.width, None, seed=step)
+        changes = (Change("out", "so", (RemoveBlock(0),)), Change("in", "so too", (AddHead(0, head),)))
+        return Decision(state, changes)
+
+
+@pytest.mark.parametrize("layer", [0, 1])
+def test_what_a_change_touches_is_seen_in_its_edits_not_in_what_it_says(layer: int) -> None:
+    """By the numbers that layers had before the decision."""
+    grower = growing(Births("births", (2,), layer), Rebuilds())
+    growths = [grower.step(tokens()) for _ in range(3)]
+    assert [(event.policy, event.to_dict()["action"], event.to_dict()["layer"]) for event in growths[1].events] == [
+        ("births", "birth", layer), ("rebuilds", "postponed", layer),
+    ]  # fmt: skip
+    assert [event.to_dict()["action"] for event in growths[2].events] == ["out", "in"]
+    assert grower.model.plan.heads == ((3,) if layer == 0 else (4,))
+
+
 # --- refusals --------------------------------------------------------------------------------------------------------
 
 
@@ -355,6 +380,56 @@ def test_a_users_policy_goes_on_from_a_state_with_a_tensor() -> None:
     other = Grower(Decoder(grower.model.plan), None, [Drift(rate=0.25), Births("births", (2, 4))])
     with pytest.raises(InputError, match=r"drift\.rate = 0\.25: must be 0\.5, as in the state"):
         other.load_state_dict(values, tensors)
+
+
+@dataclass(frozen=True)
+class Place:
+    """A state that is no plain value."""
+
+    steps: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Forgets(Policy):
+    """Says how its state is written, but not how it is read."""
+
+    def begin(self, plan: Plan) -> Any:
+        return Place((1,))
+
+    def needs(self, state: Any, step: int, plan: Plan) -> None:
+        return None
+
+
+@dataclass(frozen=True)
+class Fails(Forgets):
+    def load(self, data: Any) -> Place:
+        return Place(data["stages"])
+
+
+@dataclass(frozen=True)
+class Opaque(Forgets):
+    def dump(self, state: Any) -> Any:
+        return {1, 2}
+
+
+@dataclass(frozen=True)
+class Right(Forgets):
+    def load(self, data: Any) -> Place:
+        return Place(tuple(data["steps"]))
+
+
+@pytest.mark.parametrize(
+    ("policy", "expected"),
+    [
+        (Forgets(), r"forgets.load = .*must be the inverse of `dump` and give a Place, but gives a dict"),
+        (Fails(), r"fails.load = .*must be the inverse of `dump`: 'stages'"),
+        (Opaque(), r"opaque.dump = .*must give what JSON can hold"),
+    ],
+)
+def test_a_state_that_would_not_come_back_is_refused_before_the_first_step(policy: Policy, expected: str) -> None:
+    with pytest.raises(InputError, match=expected):
+        growing(policy)
+    growing(Right())
 
 
 def test_a_fake_with_a_memory_has_its_state_saved_as_the_gauge_would() -> None:

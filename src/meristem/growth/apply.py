@@ -33,13 +33,15 @@ def apply_edit(model: Growable, optimizer: torch.optim.Optimizer | None, edit: E
     plan, moves = edit.apply(before), edit.moves(before)
     old = tensors_of(model)
     new = edit.tensors(before, old, WEIGHT)
-    states: States = {} if optimizer is None else states_of(model, optimizer)
-    if optimizer is not None and any(new.get(name) is not old[name] for name in states):
-        for name, tensor in new.items():
-            source = _source(name, moves)
-            if source is not None and source in states and tensor.shape != old[source].shape:
-                _check_follows(optimizer, old[source], states[source])
-        states = _edited(edit, before, moves, new, states)
+    sources = {name: _source(name, moves) for name in new}
+    changed = [name for name, source in sources.items() if source is None or new[name] is not old[source]]
+    states: States = {}
+    if optimizer is not None and changed:
+        kept = states_of(model, optimizer)
+        for name, source in ((name, sources[name]) for name in changed):
+            if source in kept and new[name].shape != old[source].shape:
+                _check_follows(optimizer, old[source], kept[source])
+        states = _edited(edit, before, {name: sources[name] for name in changed}, kept)
     adopt(model, optimizer, plan, new, states, moves)
     return moves
 
@@ -53,18 +55,20 @@ def adopt(
     states: States,
     moves: Moves | None = None,
 ) -> None:
-    """Give a model a plan and the weights that belong to it, and its optimizer what it keeps of each.
+    """Give a model a plan and the weights that belong to it, and its optimizer what it keeps of them.
 
-    `moves` says which of the model's blocks stay where; without it, as from a checkpoint, those that there are stay as
-    far as they are wanted. Tensors that do not fit the plan are refused by name, and nothing has changed then. The
-    groups of the optimizer follow: a new parameter joins those that do the same work in other blocks.
+    `moves` says which of the model's blocks stay where, and `states` only what the optimizer keeps of weights that do
+    not. Without it, as from a checkpoint, those that there are stay as far as they are wanted. Tensors that do not fit
+    the plan are refused by name, and nothing has changed then. The groups of the optimizer follow: a new parameter
+    joins those that do the same work in other blocks.
     """
     module, count = cast("nn.Module", model), len(model.blocks)
     _check_tensors(model, plan, tensors)
     named = dict(module.named_parameters())
-    grouped = _groups(named, optimizer, moves, tensors)
     sources = moves.layers if moves is not None else (*range(count), *[None] * len(plan.layers))[: len(plan.layers)]
+    grouped: dict[str, int] = {}
     if sources != tuple(range(count)):
+        grouped = _groups(named, optimizer, moves, tensors)
         kept = zip(sources, plan.layers, strict=True)
         model.blocks = nn.ModuleList(
             model.make_block(layer) if old is None else model.blocks[old] for old, layer in kept
@@ -73,15 +77,16 @@ def adopt(
         _put(module, name, tensor)
     if plan != model.plan:
         model.take(plan)
+    if optimizer is None:
+        return
     now = dict(module.named_parameters())
-    if optimizer is not None and (
-        moves is None or now.keys() != named.keys() or any(now[n] is not named[n] for n in now)
-    ):
+    gone = list(named.values()) if moves is None else list({*named.values()} - {*now.values()})
+    if gone or now.keys() != named.keys():
         _regroup(optimizer, named, now, grouped)
-        for parameter in named.values():
-            optimizer.state.pop(parameter, None)
-        for name in states.keys() & now.keys():
-            optimizer.state[now[name]] = dict(states[name])
+    for parameter in gone:
+        optimizer.state.pop(parameter, None)
+    for name in states.keys() & now.keys():
+        optimizer.state[now[name]] = dict(states[name])
 
 
 def tensors_of(model: Growable) -> dict[str, Tensor]:
@@ -107,18 +112,18 @@ def check_held(optimizer: torch.optim.Optimizer | None, name: str, *parameters: 
 # --- parts -----------------------------------------------------------------------------------------------------------
 
 
-def _edited(
-    edit: Edit, before: Plan, moves: Moves, new: Mapping[str, Tensor], states: States
-) -> dict[str, dict[str, Any]]:
-    """What an optimizer keeps, after an edit: tensors as large as their weight are mapped, numbers go along."""
+def _edited(edit: Edit, before: Plan, sources: Mapping[str, str | None], states: States) -> dict[str, dict[str, Any]]:
+    """What an optimizer keeps of these tensors, by the names they had, after an edit.
+
+    What is as large as the weight is mapped, numbers go along.
+    """
     kinds = dict.fromkeys(kind for state in states.values() for kind, value in state.items() if _is_moment(value))
     mapped = {
         kind: edit.tensors(before, {n: s[kind] for n, s in states.items() if _is_moment(s.get(kind))}, kind)
         for kind in kinds
     }
     result: dict[str, dict[str, Any]] = {}
-    for name in new:
-        source = _source(name, moves)
+    for name, source in sources.items():
         if source is None or source not in states:
             continue
         single = {key: value for key, value in states[source].items() if not _is_moment(value)}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -18,7 +19,6 @@ from meristem.errors import InputError
 from meristem.growth.head_surgery import (
     Head,
     check_head,
-    copied_layer,
     drop_head,
     empty_head,
     insert_head,
@@ -58,7 +58,8 @@ class Edit(Protocol):
 class LoopHeads:
     """Run the attention of some heads of a layer again, `passes` times, each time on the stream as it is by then.
 
-    A pass that was not there begins without strength, where the plan has gates.
+    A pass or a head that was not looped before begins without strength, where the plan has gates; those that were keep
+    theirs, and what was trained of it.
     """
 
     layer: int
@@ -72,11 +73,15 @@ class LoopHeads:
 
     def tensors(self, plan: Plan, tensors: Tensors, kind: str) -> dict[str, Tensor]:
         result, old = dict(tensors), plan.layers[self.layer].loop
-        if kind == WEIGHT and "gate_ramp" in result:
-            known = old.passes if old is not None and old.heads == self.heads else 0
-            ramp = result["gate_ramp"].clone()
-            ramp[self.layer, known:] = 0
-            result["gate_ramp"] = ramp
+        for name in (name for name in GATES if name in result):
+            gates = torch.zeros_like(result[name][self.layer])
+            for column, head in enumerate(self.heads):
+                if old is not None and head in old.heads:
+                    known = min(old.passes, self.passes)
+                    gates[:known, column] = result[name][self.layer, :known, old.heads.index(head)]
+            if not torch.equal(gates, result[name][self.layer]):  # else the very tensor stays
+                result[name] = result[name].clone()
+                result[name][self.layer] = gates
         return result
 
     def moves(self, plan: Plan) -> Moves:
@@ -186,8 +191,9 @@ class AddBlock:
 
     A copy of block `copy_of` has its weights and its moments, the function of the model changes, and the loss jumps. A
     block born as identity has both output projections zero and changes nothing, bit for bit; its other weights are
-    drawn by `seed` and the optimizer knows nothing of it yet. `shape` gives the new layer its head dim and ceiling; if
-    it is not given these are the source's, or those of the block before.
+    drawn by `seed` and the optimizer knows nothing of it yet. `shape` is the new layer, if it is not to be like its
+    source or the block before. A copy of another shape has the packed projections of its source, cut or filled up:
+    what is filled up changes nothing at first, and can learn.
     """
 
     at: int
@@ -207,19 +213,16 @@ class AddBlock:
         return replace(plan, layers=layers, target=plan.target if len(plan.target) > len(layers) else ())
 
     def _layer(self, plan: Plan) -> LayerPlan:
-        if self.copy_of is None:
-            before = plan.layers[max(0, self.at - 1)]
-            return self.shape or replace(before, loop=None, repeats=0)
-        source = plan.layers[self.copy_of]
-        return source if self.shape is None else copied_layer(source, self.shape)
+        if self.shape is not None:
+            return self.shape
+        if self.copy_of is not None:
+            return plan.layers[self.copy_of]
+        return replace(plan.layers[max(0, self.at - 1)], loop=None, repeats=0)
 
     def tensors(self, plan: Plan, tensors: Tensors, kind: str) -> dict[str, Tensor]:
         result = _with_blocks(tensors, lambda layer: layer if layer < self.at else layer + 1)
         if self.copy_of is not None:
-            own = {name: tensor.clone() for name, tensor in _block(tensors, self.copy_of).items()}
-            source, copy = plan.layers[self.copy_of], self._layer(plan)
-            if (source.query_width, source.kv_width) != (copy.query_width, copy.kv_width) and QKV in own:
-                own[QKV], own[OUT] = repacked(source, copy, own[QKV], own[OUT])
+            own = self._copied(plan, tensors, kind)
         elif kind == WEIGHT:
             like = _block(tensors, 0)[QKV]
             own = {name: tensor.to(like) for name, tensor in self._newborn(plan).items()}
@@ -228,10 +231,32 @@ class AddBlock:
         result |= {f"{PREFIX}{self.at}.{name}": tensor for name, tensor in own.items()}
         for name in (name for name in GATES if name in result):
             rows = list(result[name])
-            empty = torch.zeros_like(rows[0])
-            rows.insert(self.at, empty if self.copy_of is None else rows[self.copy_of].clone())
+            same = self.copy_of is not None and plan.layers[self.copy_of].loop == self._layer(plan).loop
+            rows.insert(self.at, rows[self.copy_of or 0].clone() if same else torch.zeros_like(rows[0]))
             result[name] = torch.stack(rows)
         return result
+
+    def _copied(self, plan: Plan, tensors: Tensors, kind: str) -> dict[str, Tensor]:
+        """The tensors of the source, with its projections in the widths of the copy.
+
+        Scores and outputs stay what they are where queries and columns of `out` are filled up with zeros. The keys and
+        values that belong to these are drawn, or no gradient would ever reach them.
+        """
+        assert self.copy_of is not None
+        source, copy = plan.layers[self.copy_of], self._layer(plan)
+        generator = torch.Generator().manual_seed(self.seed)
+
+        def fill(name: str, rows: Tensor, count: int) -> Tensor:
+            if kind in SECOND_MOMENTS:
+                return rows.mean(0, keepdim=True).expand(count, -1)
+            if kind == WEIGHT and name in ("key", "value"):
+                return (torch.randn(count, plan.width, generator=generator) / plan.width**0.5).to(rows)
+            return rows.new_zeros(count, plan.width)
+
+        if (source.query_width, source.kv_width) != (copy.query_width, copy.kv_width):
+            repack = partial(repacked, source, copy, fill=fill)
+            tensors = _with_projections(tensors, self.copy_of, plan, repack)
+        return {name: tensor.clone() for name, tensor in _block(tensors, self.copy_of).items()}
 
     def _newborn(self, plan: Plan) -> dict[str, Tensor]:
         block = Block(plan.width, plan.feed_forward, self._layer(plan))

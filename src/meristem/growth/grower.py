@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass
-from functools import reduce
 from typing import Any
 
 import torch
@@ -85,6 +84,8 @@ class Grower:
             policy.check(model.plan)
         _check_optimizer(model, optimizer)
         self.states = {name: policy.begin(model.plan) for name, policy in self.policies.items()}
+        for name, policy in self.policies.items():
+            _check_state(name, policy, self.states[name])
         self._fakes = dict(instruments or {})
         gauges = dict.fromkeys(gauge for policy in self.policies.values() for gauge in policy.remembers)
         self.instruments = {gauge: self._instrument(gauge) for gauge in gauges}  # those with a memory
@@ -138,14 +139,10 @@ class Grower:
 
     def _follow(self, name: str, decision: Decision, probe: Probe, growth: _Step) -> None:
         """Carry out a decision, unless another policy has just changed the same layer: then it decides again later."""
-        for change in decision.changes:
-            other = growth.changed.get(change.layer) if change.edits and change.layer is not None else None
-            if other is not None:
-                rule = f"{other} has just changed layer {change.layer}: to be decided again ({change.rule})"
-                growth.events.append(GrowthEvent(self.done, name, "postponed", rule, change.layer, {}, self._digest))
-                return
-        edits = [edit for change in decision.changes for edit in change.edits]
-        reduce(lambda plan, edit: edit.apply(plan), edits, self.model.plan)  # refused before anything has changed
+        conflict = self._conflict(decision.changes, growth)
+        if conflict is not None:
+            growth.events.append(GrowthEvent(self.done, name, "postponed", *conflict, {}, self._digest))
+            return
         self.states[name] = decision.state
         for change in decision.changes:
             self._change(name, change, probe, growth)
@@ -156,10 +153,25 @@ class Grower:
         if decision.observed is not None:
             growth.observation = decision.observed
 
+    def _conflict(self, changes: Sequence[Change], growth: _Step) -> tuple[str, int] | None:
+        """Why changes have to wait, and the layer that another policy has just changed; what cannot be is refused."""
+        plan = self.model.plan
+        places: tuple[int | None, ...] = tuple(range(len(plan.layers)))  # numbers of layers before the decision
+        for change in changes:
+            for edit in change.edits:
+                after, moves = edit.apply(plan), edit.moves(plan)
+                touched = {places[old] for old in _changed(plan, after, moves)}
+                for layer, other in growth.changed.items():
+                    if layer in touched:
+                        return f"{other} has just changed layer {layer}: to be decided again ({change.rule})", layer
+                plan, places = after, tuple(None if old is None else places[old] for old in moves.layers)
+        return None
+
     def _change(self, name: str, change: Change, probe: Probe, growth: _Step) -> None:
         for edit in change.edits:
+            before = self.model.plan
             moves = apply_edit(self.model, self.optimizer, edit)
-            growth.moved(name, change.layer, moves)
+            growth.moved(name, before, self.model.plan, moves)
             if not moves.stays:
                 for instrument in self.instruments.values():
                     instrument.follow(moves, self.model.plan)
@@ -236,18 +248,26 @@ class _Step:
         self.readings: dict[Gauge, Any] = {}
         self.events: list[Event] = []
         self.moves: list[Moves] = []
-        self.changed: dict[int | None, str] = {}  # layers, by their present numbers, and who has changed them
+        self.changed: dict[int, str] = {}  # layers, by their present numbers, and who has changed them
         self.observation: Mapping[str, Any] | None = None
 
-    def moved(self, policy: str, layer: int | None, moves: Moves) -> None:
-        """A policy has changed something in a layer."""
-        followed = {None if old is None else moves.layer(old): who for old, who in self.changed.items()}
-        self.changed = {**followed, layer: policy, **dict.fromkeys(moves.touched, policy)}
+    def moved(self, policy: str, before: Plan, after: Plan, moves: Moves) -> None:
+        """A policy has changed the structure."""
+        touched = _changed(before, after, moves)
+        earlier = {new: self.changed[old] for new, old in enumerate(moves.layers) if old in self.changed}
+        own = (new for new, old in enumerate(moves.layers) if old is None or old in touched)
+        self.changed = earlier | dict.fromkeys(own, policy)
         self.moves.append(moves)
 
     def result(self) -> Growth:
         exchanged = any(not moves.stays for moves in self.moves)
         return Growth(self.events, bool(self.moves), exchanged, self.observation, self.moves)
+
+
+def _changed(before: Plan, after: Plan, moves: Moves) -> set[int]:
+    """The layers, by their numbers before, that a change of structure has altered or taken out."""
+    same = {old for new, old in enumerate(moves.layers) if old is not None and before.layers[old] == after.layers[new]}
+    return set(range(len(before.layers))) - same
 
 
 def _named(policies: Sequence[Policy]) -> dict[str, Policy]:
@@ -274,6 +294,25 @@ def _check_optimizer(model: Growable, optimizer: torch.optim.Optimizer | None) -
     for layer, block in enumerate(model.stack):
         weights = block.attention.qkv.weight, block.attention.out.weight
         check_held(optimizer, f"attention of layer {layer}", *weights)
+
+
+def _check_state(name: str, policy: Policy, state: Any) -> None:
+    """Refuse, at the start of a run, a policy whose state would not come back from a file as it was."""
+    plain, tensors = separated(policy.dump(state))
+    try:
+        text = json.dumps(plain)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"{name}.dump", plain, f"must give what JSON can hold, and tensors: {error}") from None
+    try:
+        loaded = policy.load(joined(json.loads(text), tensors))
+        back, kept = separated(policy.dump(loaded))
+    except Exception as error:  # whatever somebody's own `load` does
+        raise InputError(f"{name}.load", plain, f"must be the inverse of `dump`: {error}") from error
+    if type(loaded) is not type(state) or json.dumps(back) != text or kept.keys() != tensors.keys():
+        expected = (
+            f"must be the inverse of `dump` and give a {type(state).__name__}, but gives a {type(loaded).__name__}"
+        )
+        raise InputError(f"{name}.load", plain, expected)
 
 
 def _check_settings(name: str, mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> None:

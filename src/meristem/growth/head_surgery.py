@@ -114,32 +114,35 @@ def drop_head(layer: LayerPlan, qkv: Tensor, out: Tensor, head: int) -> tuple[Te
     return torch.cat(kept), _without(out.T, head, e).T.contiguous()
 
 
-def copied_layer(source: LayerPlan, shape: LayerPlan) -> LayerPlan:
-    """The layer that a copy of `source` becomes with the head dim and the ceiling of `shape`.
-
-    Where the packed projections are as large as those of `shape`, it is `shape`. Otherwise the copy has as many heads
-    as the source's projections fill, the last one filled up with zeros.
-    """
-    if (source.query_width, source.kv_width) == (shape.query_width, shape.kv_width):
-        return shape if source.loop is None else replace(shape, loop=source.loop)
-    if source.head_dim == shape.head_dim:
-        return replace(source, ceiling=shape.ceiling)
-    if source.heads != source.kv_heads:
-        raise InputError("kv_heads", source.kv_heads, "must be that of the heads for a copy with another head dim")
+def packed_layer(source: LayerPlan, shape: LayerPlan) -> LayerPlan:
+    """The layer of the head dim and ceiling of `shape` with as many heads as the projections of `source` fill."""
     heads = -(-source.query_width // shape.head_dim)
-    return LayerPlan(heads, shape.head_dim, heads, ceiling=shape.ceiling)
+    heads = heads if shape.ceiling is None else min(heads, shape.ceiling)
+    return replace(shape, heads=heads, kv_heads=1 if shape.kv_heads == 1 < shape.heads else heads)
 
 
-def repacked(source: LayerPlan, copy: LayerPlan, qkv: Tensor, out: Tensor) -> tuple[Tensor, Tensor]:
-    """Both weights of a layer, filled up with zeros to the widths of a copy of it that has another head dim."""
+def repacked(
+    source: LayerPlan, copy: LayerPlan, qkv: Tensor, out: Tensor, fill: Callable[[str, Tensor, int], Tensor]
+) -> tuple[Tensor, Tensor]:
+    """Both weights of a layer in the widths of a copy that has other heads: rows as they are packed, cut or filled up.
 
-    def filled(rows: Tensor, count: int) -> Tensor:
-        return torch.cat((rows, rows.new_zeros(count - len(rows), rows.shape[1])))
+    `fill(name, rows, count)` gives the rows (count, d) that follow those of query, key, value or out where they are
+    too few.
+    """
 
-    parts = qkv.split((source.query_width, source.kv_width, source.kv_width))
-    widths = (copy.query_width, copy.kv_width, copy.kv_width)
-    new = torch.cat([filled(part, width) for part, width in zip(parts, widths, strict=True)])
-    return new, filled(out.T, copy.query_width).T.contiguous()
+    def fitted(name: str, rows: Tensor, width: int) -> Tensor:
+        missing = width - len(rows)
+        return rows[:width] if missing <= 0 else torch.cat((rows, fill(name, rows, missing)))
+
+    query, key, value = qkv.split((source.query_width, source.kv_width, source.kv_width))
+    new = torch.cat(
+        (
+            fitted("query", query, copy.query_width),
+            fitted("key", key, copy.kv_width),
+            fitted("value", value, copy.kv_width),
+        )
+    )
+    return new, fitted("out", out.T, copy.query_width).T.contiguous()
 
 
 def mean_head(layer: LayerPlan, qkv: Tensor, out: Tensor) -> Head:

@@ -32,6 +32,7 @@ def chosen_heads(choice: str, count: int, entropies: Sequence[float], layer: int
 
 def looped(plan: Plan, loops: Mapping[int, Loop], *, trained: bool) -> Plan:
     """The plan with the given loops by layer, and gates for them: a static structure from the start."""
+    check_depth(plan)
     if not loops:
         raise InputError("loops", loops, "must have at least one layer")
     passes = max(loop.passes for loop in loops.values())
@@ -50,6 +51,15 @@ def check_source(layers: tuple[int, ...], like: str | None) -> None:
         raise InputError("like", like, "cannot be given together with `layers`")
     if not layers and like is None:
         raise InputError("layers", layers, "must be named, or else a run in `like`")
+
+
+def check_depth(plan: Plan) -> None:
+    """Refuse a plan to which blocks are still to be added: what is there from the start would not follow."""
+    if plan.target:
+        expected = (
+            f"must be those that the model begins with: {len(plan.target)} are to come, and loops would not follow"
+        )
+        raise InputError("plan.layers", len(plan.layers), expected)
 
 
 def check_layers(layers: tuple[int, ...], plan: Plan) -> None:

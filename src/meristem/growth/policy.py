@@ -51,6 +51,8 @@ class Change:
 class Decision:
     """The next state, the changes in their order, and what there is besides.
 
+    Every edit is of the structure that those before it, in this decision, have left.
+
     `measured` are plain values to be recorded although nothing changes, `observed` those of a regular record. `quiet`
     edits change no structure and are no event. Where `needs` are named nothing is done yet: these are measured, and the
     policy decides again from more.
@@ -101,7 +103,7 @@ class Policy:
 
     @property
     def remembers(self) -> tuple[Gauge, ...]:
-        """The gauges with a memory that the policy feeds."""
+        """The gauges with a memory that the policy feeds; one that two policies feed takes in the batches of both."""
         return ()
 
     def feeding(self, state: Any, step: int, plan: Plan) -> tuple[Gauge, ...]:
@@ -121,11 +123,11 @@ class Policy:
         return state
 
     def dump(self, state: Any) -> Any:
-        """The state as JSON values, with tensors among them."""
+        """The state as JSON values, with tensors among them; of a dataclass, its fields by their names."""
         return asdict(state) if hasattr(state, "__dataclass_fields__") else state
 
     def load(self, data: Any) -> Any:
-        """The inverse of `dump`."""
+        """The inverse of `dump`, which a state that is not plain JSON itself needs; tuples come back as lists."""
         return data
 
     def fits(self, state: Any, plan: Plan) -> bool:

@@ -26,7 +26,7 @@ def test_random_births_are_as_many_as_asked_for(births: int, layers: int, seed: 
     policy = RandomBirths(births, last_birth=900, warm_up=310, seed=seed)
     state, born = drawn_for(policy, layers), []
     for done in range(50, 2001, 50):
-        decision = policy.judge(state, done, full=full)
+        decision = policy.judge(state, done, layers, full)
         state = decision.state
         if decision.layer is not None:
             born.append((done, decision.layer))

@@ -16,8 +16,10 @@ from hypothesis import strategies as st
 from growth.helpers import VECTORS, Action, Controller, Entropies, adds, decisions, listed, spread, tiny_plan, tokens_of
 from meristem.errors import InputError
 from meristem.gauges.entropy import EntropyReading
-from meristem.growth import LoopHeads, Sgt, SgtState
+from meristem.growth import AddBlock, AddHead, LoopHeads, RemoveHead, Sgt, SgtState
+from meristem.growth.edits import Edit
 from meristem.growth.ema import Ema
+from meristem.growth.head_surgery import newborn_head
 from meristem.growth.looping import CHOICES, ORDERS, looped
 from meristem.growth.policies.sgt import BIRTHS, FORGOTTEN, Grown
 from meristem.growth.policy import Decision
@@ -452,6 +454,24 @@ def test_a_state_survives_json(state: SgtState) -> None:
     back = policy.load(json.loads(json.dumps(policy.dump(state))))
     assert back == state
     assert hash(back) == hash(state)  # tuples again, not lists
+
+
+@pytest.mark.parametrize("edit", ["birth", "removal", "block"])
+def test_after_a_change_of_heads_the_average_is_full_before_it_is_decided_from(edit: str) -> None:
+    """A decision that would be due waits for as many readings as any other has; one that is far off does not."""
+    policy, plan = vector_policy(beta=0.5), Plan.uniform(layers=12, width=48, heads=12)
+    edits: dict[str, Edit] = {
+        "birth": AddHead(3, newborn_head(plan.layers[3], 48, None, 0)),
+        "removal": RemoveHead(3, 1),
+        "block": AddBlock(3, 2),
+    }
+    changed = edits[edit].apply(plan)
+    state = SgtState("grow", 500, average=Ema(0.5, (0.5,) * 144, 9))
+    late = policy.moved(state, 495, changed, edits[edit].moves(plan))
+    assert late.average == Ema(0.5)
+    assert policy.next_decision(late) == 495 + policy.probed_steps == 511
+    early = policy.moved(state, 300, changed, edits[edit].moves(plan))
+    assert policy.next_decision(early) == 500
 
 
 # --- refusals --------------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 
 from meristem.errors import InputError
 from meristem.growth.edits import RepeatBlock
-from meristem.growth.looping import check_layers, check_rule, check_source, refuse_idle
+from meristem.growth.looping import check_depth, check_layers, check_rule, check_source, refuse_idle
 from meristem.growth.policy import Policy
 from meristem.plan import Plan
 
@@ -42,6 +42,7 @@ class BlockLoop(Policy):
         """The plan with the blocks repeated; those of another run have to be looked up before."""
         if self.like is not None:
             raise InputError("like", self.like, "names a run: train with the command line or meristem.train")
+        check_depth(plan)
         check_layers(self.layers, plan)
         for layer in self.layers:
             plan = RepeatBlock(layer, self.times).apply(plan)

@@ -171,6 +171,8 @@ class Incrt(Births):
         layers = moves.of_layers(old.layers, born)
         grown = moves.of_layers(old.grown, lambda new: (False,) * plan.heads[new])
         state = replace(old, layers=layers, grown=grown)
+        if None in moves.layers:  # the loss jumps at a copy: what it was before says nothing of now
+            state = replace(state, last_change=step, losses=())
         for layer, heads in moves.heads.items():
             gone = [was for head, was in enumerate(grown[layer]) if head not in heads]
             flags = moves.of_heads(layer, grown[layer], lambda: True)

@@ -24,7 +24,7 @@ from meristem.plan import Plan
 
 @dataclass(frozen=True)
 class RandomState:
-    """The births to come, (updates done, layer), in a model of so many layers."""
+    """The births to come, (updates done, layer), in a model that has, or will have, so many layers."""
 
     layers: int
     due: tuple[tuple[int, int], ...]
@@ -71,7 +71,7 @@ class RandomBirths(Births):
 
     def begin(self, plan: Plan) -> RandomState:
         """The births that a model of this plan will have."""
-        drawn, layers = random.Random(self.seed), len(plan.layers)
+        drawn, layers = random.Random(self.seed), len(plan.target or plan.layers)
         times = sorted(drawn.sample(self._times, self.births))
         return RandomState(layers, tuple((time, drawn.randrange(layers)) for time in times))
 
@@ -80,7 +80,7 @@ class RandomBirths(Births):
 
     def decide(self, state: RandomState, step: int, plan: Plan, readings: Readings) -> Decision:
         """At most one birth in the whole network; nothing is measured."""
-        judged = self.judge(state, step, full_layers(plan, self.max_heads))
+        judged = self.judge(state, step, len(plan.layers), full_layers(plan, self.max_heads))
         facts = head_facts(plan, (), judged.rules, ())
         if judged.layer is None:
             return Decision(judged.state, measured=facts)
@@ -88,25 +88,28 @@ class RandomBirths(Births):
 
     def moved(self, state: RandomState, step: int, plan: Plan, moves: Moves) -> RandomState:
         """Births to come follow their layers; those of a layer that has left go to the first."""
+        if len(plan.target or plan.layers) == state.layers:  # on the way to the target, for which they were drawn
+            return state
         return RandomState(len(plan.layers), tuple((time, moves.layer(layer) or 0) for time, layer in state.due))
 
     def load(self, data: Mapping[str, Any]) -> RandomState:
         return RandomState(data["layers"], tuple((step, layer) for step, layer in data["due"]))
 
     def fits(self, state: RandomState, plan: Plan) -> bool:
-        layers = range(len(plan.layers))
+        layers = range(len(plan.target or plan.layers))
         return state.layers == len(layers) and all(layer in layers for _, layer in state.due)
 
-    def judge(self, state: RandomState, done: int, full: Set[int] = frozenset()) -> RandomJudgement:
+    def judge(self, state: RandomState, done: int, layers: int, full: Set[int] = frozenset()) -> RandomJudgement:
         """The next state and the birth after `done` updates; nothing that was measured matters.
 
-        A birth in a `full` layer, with as many heads as it may have, goes to the next one that is not.
+        A birth in a `full` layer, with as many heads as it may have, goes to the next one that is not; one in a layer
+        that is still to come, to one of the `layers` there are.
         """
-        rules = ["no birth was drawn for now"] * state.layers
+        rules = ["no birth was drawn for now"] * layers
         if not state.due or done < state.due[0][0]:
             return RandomJudgement(state, None, tuple(rules))
         (_, drawn), *due = state.due
-        order = [(drawn + step) % state.layers for step in range(state.layers)]
+        order = [(drawn + step) % layers for step in range(layers)]
         chosen = next((layer for layer in order if layer not in full), None)
-        rules[drawn if chosen is None else chosen] = "all layers are full" if chosen is None else "drawn at random"
+        rules[order[0] if chosen is None else chosen] = "all layers are full" if chosen is None else "drawn at random"
         return RandomJudgement(replace(state, due=tuple(due)), chosen, tuple(rules))

@@ -46,7 +46,7 @@ class SgtState:
     window_end: int = 0
     grown: tuple[Grown, ...] = ()
     average: Ema = field(default_factory=partial(Ema, 0.0))  # of the entropies of all heads of all layers in a row
-    not_before: int = 0  # updates done at the next decision, at least: blocks were born and have to be seen first
+    not_before: int = 0  # updates done at the next decision, at least: what was born has to be seen first
 
 
 @dataclass(frozen=True)
@@ -282,7 +282,7 @@ class Sgt(Policy):
         return Change(judgement.action, judgement.rule, edits, judgement.layer, facts)
 
     def moved(self, state: SgtState, step: int, plan: Plan, moves: Moves) -> SgtState:
-        """Loops follow their layers and heads; an average of other heads is begun anew."""
+        """Loops follow their layers and heads; an average of other heads is begun anew, and decided from when full."""
         if moves.stays:
             return state
         grown = []
@@ -292,10 +292,7 @@ class Sgt(Policy):
             stay = tuple(head for head in heads if head is not None)
             if layer is not None and stay:
                 grown.append(Grown(layer, stay, entry.births))
-        not_before = state.not_before
-        if None in moves.layers:
-            not_before = step + self.probed_steps
-        return replace(state, grown=tuple(grown), average=Ema(self.beta), not_before=not_before)
+        return replace(state, grown=tuple(grown), average=Ema(self.beta), not_before=step + self.probed_steps)
 
     def load(self, data: Mapping[str, Any]) -> SgtState:
         grown = tuple(Grown(g["layer"], tuple(g["heads"]), tuple(g["births"])) for g in data["grown"])

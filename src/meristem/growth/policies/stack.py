@@ -15,9 +15,11 @@ from typing import Any, ClassVar, Literal
 from meristem.errors import InputError
 from meristem.gauges.gauge import Gauge
 from meristem.growth.edits import AddBlock
+from meristem.growth.head_surgery import packed_layer
 from meristem.growth.policy import ENDLESS, Change, Decision, Policy, Readings
 from meristem.limits import check_integer
 from meristem.plan import Plan
+from meristem.seeds import own_seed
 
 
 @dataclass(frozen=True)
@@ -27,7 +29,8 @@ class Stack(Policy):
     Times are parts of the run below 1, and updates from 1 on. By "stack" the blocks are put on top of themselves, by
     "interleave" every block is followed by its copies. The plan that the policy prepares is the target: before growth
     block i of n has the shape of target layer i (stack) or i N / n (interleave); a copy has the shape of its own target
-    layer, into which the packed projections of its source go as they are where both are equally large.
+    layer, into which the packed projections of its source go as they are, cut or filled up where that is less or more
+    wide. Where heads come and go, a copy has as many as its source's projections fill.
 
         policies = [Stack(total_steps=5000, start_layers=6, at=(0.3,))]
         model = Decoder(prepared(Plan.prism(layers=12, width=768, heads=12), policies))
@@ -72,6 +75,8 @@ class Stack(Policy):
         if plan.target:
             return plan
         count = len(plan.layers)
+        if count == 1:
+            raise InputError("plan.layers", count, "must be at least 2, for a run to begin with fewer")
         sizes = self.sizes(count) if 0 < (self.start_layers or count // 2) < count else ()
         if list(sizes) != sorted(set(sizes)) or not sizes:
             most = f"must be from 1 to {count - 1}, with a number of blocks of its own for each time in `at`"
@@ -108,7 +113,7 @@ class Stack(Policy):
 
     def _stacked(self, plan: Plan, size: int) -> list[AddBlock]:
         now = len(plan.layers)
-        return [AddBlock(new, (new - now) % now, plan.target[new]) for new in range(now, size)]
+        return [self._copy(plan, new, (new - now) % now, (new - now) % now, new) for new in range(now, size)]
 
     def _interleaved(self, plan: Plan, size: int) -> list[AddBlock]:
         """Copies behind their sources, from the last block to the first, whose places do not change meanwhile."""
@@ -118,5 +123,16 @@ class Stack(Policy):
         for source in reversed(range(now)):
             begin = source * size // now
             for new in reversed(range(begin + 1, begin + counts[source])):
-                edits.append(AddBlock(source + 1, source, plan.target[new * final // size]))
+                own, target = source * final // now, new * final // size
+                edits.append(self._copy(plan, source + 1, source, own, target))
         return edits
+
+    def _copy(self, plan: Plan, at: int, source: int, own: int, target: int) -> AddBlock:
+        """A copy of block `source`, whose shape at first was that of target layer `own`, for target layer `target`.
+
+        It has the target's heads, unless heads come and go: then those that the source's projections fill.
+        """
+        shape = plan.target[target]
+        if shape.ceiling is not None or plan.layers[source].query_width != plan.target[own].query_width:
+            shape = packed_layer(plan.layers[source], shape)
+        return AddBlock(at, source, shape, seed=own_seed(f"stack-{target}"))
