@@ -14,6 +14,7 @@ from torch.utils.hooks import RemovableHandle
 from meristem.errors import InputError, RunError, missing_extra
 from meristem.files import read_json, write_atomically
 from meristem.growth import Grower
+from meristem.runs.former_state import state_of_today
 from meristem.runs.tensor_file import load_tensors, save_tensors
 
 try:
@@ -93,11 +94,12 @@ class GrowthCallback(TrainerCallback):  # type: ignore[misc]  # has no types
 
     def _load(self, folder: Path) -> None:
         """Go on from the grower's state in a checkpoint."""
-        path, tensors = folder / GROWER_FILE, folder / TENSORS_FILE
+        path, large = folder / GROWER_FILE, folder / TENSORS_FILE
         if not path.is_file():
             raise RunError(f"{path}: not found; growth can only be resumed from checkpoints of this output_dir")
         try:
-            self.grower.load_state_dict(read_json(path), load_tensors(tensors) if tensors.is_file() else {})
+            tensors = load_tensors(large) if large.is_file() else {}
+            self.grower.load_state_dict(state_of_today(read_json(path), tensors, self.grower), tensors)
         except InputError as error:
             raise RunError(f"{folder}: does not fit this grower ({error})") from error
 
