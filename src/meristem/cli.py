@@ -220,7 +220,7 @@ def plan_command(
     """Print a plan: its structure, what it costs, and what will be slow."""
     from meristem.files import write_atomically
     from meristem.plan import Plan
-    from meristem.plan_view import plan_facts, plan_text, side_by_side
+    from meristem.plan.view import plan_facts, plan_text, side_by_side
     from meristem.schedules import check_rising
 
     shape: dict[str, Any] = {
