@@ -13,7 +13,7 @@ LAYERS = (
     "model", "gauges", "growth", "data", "config", "runs", "training",
     "comparison", "evaluation", "report",
     "integrations", "synthetic", "bench",
-    "cli_help", "cli_bench", "cli", "__main__",
+    "cli", "__main__",
 )  # fmt: skip
 
 # Imports upwards that are known and still to be mended, as (module, imported module).
