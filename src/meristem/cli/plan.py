@@ -14,7 +14,7 @@ from meristem.cli.app import app, examples
 from meristem.errors import InputError
 
 if TYPE_CHECKING:
-    from meristem.plan import Plan
+    from meristem.plan import Plan, Shape
 
 
 @app.command(
@@ -56,7 +56,7 @@ def plan_command(
     from meristem.plan.view import plan_facts, plan_text, side_by_side
     from meristem.schedules import check_rising
 
-    shape: dict[str, Any] = {
+    shape: Shape = {
         "vocabulary": vocabulary, "context": context, "feed_forward": feed_forward, "kv_group": kv_group,
         "force_multi_query": mqa, "head_dim": head_dim, "classes": classes, "pooling": pooling,
     }  # fmt: skip
