@@ -221,6 +221,9 @@ def test_flattening_leaves_out_what_is_not_given() -> None:
         ("[growth.prnue]\nseed = 3", r"growth\.prnue\.seed = 3: unknown key; did you mean growth\..*seed\?"),
         ("[growth.static_lops]\npasses = 3", r"did you mean growth\.static_loops\.passes\?"),
         ("[growth.sgt]\npases = 3", r"growth\.sgt\.pases = 3: unknown key; did you mean growth\.sgt\.passes\?"),
+        ("[growth.random_births]\nbirth = 3", r"did you mean growth\.random_births\.births\?"),
+        ("[growth.incrt]\nfed_every = 3", r"did you mean growth\.incrt\.feed_every\?"),
+        ("[growth.incrt]\npasses = 3", r"did you mean growth\..*\.passes\?"),
         ("[growth.incrtt]\n", r"\[growth\.incrtt\] = \{\}: unknown table; did you mean \[growth\.incrt\]\?"),
         ("[growth.sgt]\ntotal_steps = 3", r"growth\.sgt\.total_steps = 3: unknown key"),
         ("[growth.sgt.passes]\nx = 3", r"growth\.sgt\.passes = \{'x': 3\}: must be of type int"),
@@ -274,12 +277,40 @@ def test_a_table_of_a_policy_that_is_not_named_is_noted(data: Path, tmp_path: Pa
     assert "growth.sgt, growth.prune: of no use, as growth.policies does not name it" in said.out + said.err
 
 
-def test_a_run_of_any_length_may_be_written_down() -> None:
-    """Whether it is long enough to grow is known when it begins."""
-    config = build_config({"train.steps": 3, "growth.policies": ["sgt"]})
-    assert config["growth.sgt.start"] == 0.05
-    with pytest.raises(InputError, match=r"growth\.sgt\.start = 0\.05: leaves no time to grow"):
-        config.build_policies()
+@pytest.mark.parametrize(
+    ("name", "table", "message"),
+    [
+        ("sgt", {}, r"growth\.sgt\.start = 0\.05: leaves no time to grow: .* after 2 updates, .* the run has 40$"),
+        ("sgt", {"start": 0.99}, r"growth\.sgt\.start = 0\.99: .* after 40 updates, .* the run has 40$"),
+        ("sgt", {"window": 200.0}, r"growth\.sgt\.start = 0\.05: .* needs 200 to settle, and the run has 40$"),
+        ("stack", {"at": [0.3, 600.0]}, r"growth\.stack\.at = 600\.0: must be before the end of the run, 40 updates"),
+        ("stack", {"at": [0.3, 0.301]}, r"growth\.stack\.at = \(0\.3, 0\.301\): must be times that follow one another"),
+        ("incrt", {}, r"growth\.incrt\.last_birth = 0\.7: leaves no time to grow: of 40 updates births end after 28, "),
+        ("incrt", {"last_birth": 900.0}, r"growth\.incrt\.last_birth = 900\.0: .* births end after 40, .* after 300; "),
+        ("random_births", {"births": 2}, r"growth\.random_births\.births = 2"),
+    ],
+)  # fmt: skip
+def test_times_are_checked_against_the_length_of_the_run_when_it_is_read(
+    name: str, table: dict[str, Any], message: str
+) -> None:
+    given = policies(name, **{name: table} if table else {})
+    with pytest.raises(InputError, match=message):
+        build_config({"train.steps": 40, **given})
+
+
+def test_a_table_without_use_may_be_of_a_longer_run() -> None:
+    config = build_config({"train.steps": 40, **policies("observe", stack={"at": [600.0]}, incrt={"hits": 3})})
+    assert config["growth.stack.at"] == (600.0,)
+    with pytest.raises(InputError, match=r"growth\.sgt\.start = 0\.99: .* after 990 updates, .* the run has 1000$"):
+        build_config({"growth.sgt.start": 0.99})  # which no run could have
+
+
+@pytest.mark.parametrize("names", [("incrt", "published"), ("random_births", "incrt"), ("static_loops", "sgt")])
+def test_policies_that_answer_the_same_question_are_refused(names: tuple[str, str]) -> None:
+    first, second = names
+    message = rf"growth\.policies = '{second}': cannot stand beside {first}, which answers the same question"
+    with pytest.raises(InputError, match=message):
+        build_config(policies("observe", *names))
 
 
 def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
@@ -293,9 +324,9 @@ def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
 
 
 def test_settings_of_growth_cannot_change_when_a_run_is_resumed() -> None:
-    config = build_config(policies("sgt", "static_loops", static_loops={"like": "run"}))
+    config = build_config(policies("stack", "static_loops", static_loops={"like": "run"}))
     check_resumable(config, override(config, ["--growth.static_loops.like", "moved", "--growth.incrt.hits", "3"]))
-    for change, key in (("--growth.sgt.passes 2", "growth.sgt.passes"), ("--growth.policies sgt", "growth.policies")):
+    for change, key in (("--growth.stack.at 0.4", "growth.stack.at"), ("--growth.policies stack", "growth.policies")):
         with pytest.raises(InputError, match=rf"{key} = .*the run began with"):
             check_resumable(config, override(config, change.split()))
 
@@ -306,14 +337,14 @@ def test_settings_of_growth_cannot_change_when_a_run_is_resumed() -> None:
 def test_overrides_replace_what_the_file_says(tmp_path: Path) -> None:
     path = saved(tmp_path, "[train]\nsteps = 5\nseed = 3\n[growth]\npolicies = ['prune']\n[growth.sgt]\nbeta = 0.1")
     arguments = [
-        "--train.steps", "7", "--optimizer.lr=1e-4", "--model.dims", "64,32", "--log.trackers", "wandb,trackio",
+        "--train.steps", "70", "--optimizer.lr=1e-4", "--model.dims", "64,32", "--log.trackers", "wandb,trackio",
         "--data.path", "some/where", "--train.compile", "false", "--growth.policies", "stack, sgt",
         "--growth.stack.at", "0.3,0.6", "--growth.sgt.window", "20", "--growth.sgt.heads", "low",
         "--growth.sgt.excluded=", "--growth.prune.grace=5",
     ]  # fmt: skip
     config = load_config(path, arguments)
     expected = {
-        "train.steps": 7, "train.seed": 3, "optimizer.lr": 1e-4, "model.dims": [64, 32],
+        "train.steps": 70, "train.seed": 3, "optimizer.lr": 1e-4, "model.dims": [64, 32],
         "log.trackers": ["wandb", "trackio"], "data.path": "some/where", "train.compile": False,
         **policies(
             "stack", "sgt", sgt={"beta": 0.1, "window": 20.0, "heads": "low", "excluded": []},
@@ -370,6 +401,7 @@ class Quiet(Policy):
     word: str = "a"
 
     def __post_init__(self):
+        len(self.at)
         if self.word == "bad":
             from meristem.errors import InputError
             raise InputError("word", self.word, "must be better")
@@ -419,7 +451,13 @@ def test_a_policy_of_ones_own_has_its_table(module: Callable[[str], None], tmp_p
         ("quiet_policy:Loud", [], r"growth\.policies = 'quiet_policy:Loud': cannot be imported"),
         ("quiet_policy:NoPolicy", [], r"'quiet_policy:NoPolicy': must be a dataclass that derives from .*Policy"),
         ("quiet_policy:NoDataclass", [], r"'quiet_policy:NoDataclass': must be a dataclass"),
-        ("quiet_policy:Quiet", ["--growth.quiet.words=b"], r"growth\.quiet = \{'words': 'b'\}: does not fit: .*words"),
+        (
+            "quiet_policy:Quiet",
+            ["--growth.quiet.words=b"],
+            r"growth\.quiet\.words = 'b': .*did you mean .*quiet\.word\?",
+        ),
+        ("quiet_policy:Quiet", ["--growth.quiet.total_steps=9"], r"growth\.quiet\.total_steps = 9: unknown key"),
+        ("quiet_policy:Quiet", ["--growth.quiet.at=9"], r"growth\.quiet = \{'at': 9\}: does not fit: .*int"),
         ("quiet_policy:Quiet", ["--growth.quiet.word=bad"], r"growth\.quiet\.word = 'bad': must be better"),
     ],
 )
@@ -659,6 +697,34 @@ def test_of_keys_of_before_and_of_today_the_last_holds(
         sections.setdefault(title, []).append(f"{name} = {text}")
     text = "\n".join(f"[{title}]\n" + "\n".join(lines) for title, lines in sections.items())
     assert load_config(saved(tmp_path, text), arguments.split()).build_policies() == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected", "said"),
+    [
+        (
+            "[growth.sgt]\npasses = 2\n[growth]\npolicies = ['sgt']\npasses = 3",
+            [Sgt(1000, passes=2)], ["growth.passes: of no use, as growth.sgt.passes holds"],
+        ),
+        ("[growth]\npolicies = ['sgt']\npasses = 2\n[growth.sgt]\npasses = 2", [Sgt(1000, passes=2)], []),
+        (
+            "[growth]\npolicies = ['incrt']\npolicy = 'sgt'\nobserve = true\nunit = 'head'",
+            [Incrt(1000)],
+            [
+                "growth.policy: of no use, as growth.policies holds",
+                "growth.observe: of no use, as growth.policies holds",
+            ],
+        ),
+        (
+            "[growth.incrt]\nhits = 4\n[growth]\npolicies = ['incrt']\n[incrt]\nhits = 3\nfeeds = 5",
+            [Incrt(1000, hits=4, feeds=5)], ["incrt.hits: of no use, as growth.incrt.hits holds"],
+        ),
+    ],
+)  # fmt: skip
+def test_within_a_file_keys_of_today_hold(text: str, expected: list[Policy], said: list[str], tmp_path: Path) -> None:
+    notes: list[str] = []
+    assert load_config(saved(tmp_path, text), note=notes.append).build_policies() == expected
+    assert notes[1:] == said
 
 
 def test_what_is_usual_for_a_policy_is_not_handed_to_the_one_in_its_place() -> None:

@@ -23,7 +23,7 @@ def test_the_readme_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
     assert "parameters" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("name", ["plan", "model.decoder", "model.encoder", "model.generate"])
+@pytest.mark.parametrize("name", ["plan.plan", "model.decoder", "model.encoder", "model.generate"])
 def test_the_examples_of_docstrings_are_true(name: str) -> None:
     known = {"Plan": Plan, "torch": torch}
     outcome = doctest.testmod(importlib.import_module(f"meristem.{name}"), extraglobs=known)

@@ -9,11 +9,11 @@ SOURCE = Path(__file__).resolve().parents[1] / "src"
 # From the bottom to the top. A new module or package gets its place here.
 LAYERS = (
     "errors", "choices", "wording", "limits", "files", "seeds", "records", "ranks", "devices", "arguments",
-    "schedules", "cost", "plan", "plan_view", "moves",
+    "schedules", "cost", "plan", "moves",
     "model", "gauges", "growth", "data", "config", "runs", "training",
     "comparison", "evaluation", "report",
     "integrations", "synthetic", "bench",
-    "cli_help", "cli_bench", "cli", "__main__",
+    "cli", "__main__",
 )  # fmt: skip
 
 # Imports upwards that are known and still to be mended, as (module, imported module).

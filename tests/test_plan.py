@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
 import os
 from dataclasses import replace
@@ -18,7 +19,7 @@ from hypothesis import strategies as st
 from meristem.cost import Cost, Flops
 from meristem.errors import InputError, RunError
 from meristem.growth.edits import LoopHeads, RepeatBlock
-from meristem.plan import Gates, LayerPlan, Loop, Plan, default_feed_forward
+from meristem.plan import Gates, LayerPlan, Loop, Plan, Shape, default_feed_forward
 
 SIZES: dict[str, dict[str, Any]] = {
     "small": {"layers": 12, "width": 768, "heads": 12},
@@ -60,6 +61,11 @@ def test_oracle_6_flops_are_equal_integers(size: str) -> None:
         assert cost.forward == expected
         assert cost.training == Flops(3 * expected.full, 3 * expected.causal)
         assert cost.kv_bytes_per_token == 2 * 2 * d * layers
+
+
+def test_all_builders_take_the_shape_that_from_heads_takes() -> None:
+    taken = inspect.signature(Plan.from_heads).parameters.keys() - {"heads", "width"}
+    assert Shape.__annotations__.keys() == taken
 
 
 def test_causal_flops_are_the_mean_over_positions() -> None:

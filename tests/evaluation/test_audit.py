@@ -159,7 +159,16 @@ def test_json_has_no_nan() -> None:
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("threshold", -0.1), ("threshold", 1.0), ("feeds", 1), ("steps", 0), ("layers", -1), ("rate", 0.0)],
+    [
+        ("threshold", -0.1),
+        ("threshold", 1.0),
+        ("feeds", 1),
+        ("steps", 0),
+        ("layers", -1),
+        ("rate", 0.0),
+        ("feeds", 10**12),
+        ("steps", 10**12),
+    ],
 )
 def test_bad_settings_are_named(field: str, value: Any) -> None:
     with pytest.raises(InputError, match=f"{field} = {value}"):

@@ -20,6 +20,7 @@ from meristem.errors import InputError
 from meristem.gauges import entropy as entropy_module
 from meristem.gauges.entropy import EntropyGauge, HeadReadings, read_heads
 from meristem.growth import BlockLoop, Grower, Incrt, LoopHeads, Observe, Sgt
+from meristem.growth.apply import apply_edit
 from meristem.growth.ema import Ema
 from meristem.growth.events import Event
 from meristem.model import Classifier, Decoder
@@ -497,7 +498,7 @@ def test_sgt_oracle_16_a_growth_run_needs_few_graphs(
     for seed in range(2):  # nor do other heads, and the result is that of plain Python
         for layer, loop in model.plan.loops.items():
             other = (seed, (seed + 1) % heads[layer])
-            model.restructure(LoopHeads(layer, other, loop.passes).apply(model.plan))
+            apply_edit(model, None, LoopHeads(layer, other, loop.passes))
         model.gate_ramp.copy_(torch.rand(model.gate_ramp.shape, generator=torch.Generator().manual_seed(seed)))
         tokens = tokens_of(model.plan, seed)
         compiled = model(tokens, tokens.roll(-1, dims=1), regions).loss
@@ -658,7 +659,7 @@ def test_a_state_with_a_part_missing_is_refused_by_name(name: str) -> None:
     whole = grower.state_dict()
     with pytest.raises(InputError, match=rf"state\.{name} = None: is missing"):
         grower.load_state_dict({key: value for key, value in whole.items() if key != name})
-    with pytest.raises(InputError, match=r"state\.done = None: is missing"):
+    with pytest.raises(InputError, match=r"state\.version = None: is missing"):
         grower.load_state_dict({})
 
 

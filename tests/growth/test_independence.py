@@ -84,3 +84,15 @@ def test_the_engine_names_no_policy(module: str) -> None:
     everyone = set().union(*(names(policy) for policy in MODULES))
     # `stack` is also what a model calls its blocks, and what torch does with tensors.
     assert not words(source, ALLOWED.get(module, ())) & (everyone - {"stack"})
+
+
+def test_what_the_engine_imports_names_no_policy() -> None:
+    """Nor does it through modules of its own, such as one that reads states of before."""
+    folder, seen, ahead = POLICIES.parent, set[str](), {*ENGINE}
+    while ahead:
+        module = ahead.pop()
+        seen.add(module)
+        found = imports((folder / f"{module}.py").read_text(encoding="utf-8"))
+        assert not [name for name in found if name.startswith("meristem.growth.policies")], module
+        parts = {name.removeprefix("meristem.growth.").split(".")[0] for name in found if "meristem.growth." in name}
+        ahead |= {part for part in parts if (folder / f"{part}.py").is_file()} - seen

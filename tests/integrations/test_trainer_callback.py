@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -14,7 +16,7 @@ from torch import Tensor
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from meristem.errors import InputError, RunError
-from meristem.growth import Grower, Incrt, Observe, Sgt
+from meristem.growth import Grower, Incrt, Observe, Policy, Sgt
 from meristem.integrations import GrowthCallback
 from meristem.model import Decoder
 from meristem.plan import Plan
@@ -23,6 +25,17 @@ STEPS, BATCH = 24, 4
 POLICY = Sgt(total_steps=STEPS, passes=2, max_layers=2, start=4, window=5)
 PLAN = POLICY.prepare(Plan.uniform(layers=3, width=32, heads=4, vocabulary=64, context=16))
 Item = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Watched(Incrt):
+    """Births by demand that never come, as all layers are full: the demand is measured and judged all the same."""
+
+    name: ClassVar[str] = "watched"
+    exchanges: ClassVar[bool] = False
+
+
+DEMAND = Watched(STEPS, feed_every=1, decide_every=4, calibration=6, cool_down=2, warm_up=1, feeds=2, max_heads=4)
 
 
 def make_items(count: int = STEPS * BATCH) -> list[Item]:
@@ -41,7 +54,9 @@ class Stop(TrainerCallback):  # type: ignore[misc]  # has no types
             control.should_save = control.should_training_stop = True
 
 
-def make_trainer(out: Path, *others: TrainerCallback, **arguments: Any) -> tuple[Trainer, GrowthCallback]:
+def make_trainer(
+    out: Path, *others: TrainerCallback, policies: Sequence[Policy] = (Observe(8), POLICY), **arguments: Any
+) -> tuple[Trainer, GrowthCallback]:
     """A new model and its trainer, which reads the items in order."""
     settings = {
         "max_steps": STEPS, "per_device_train_batch_size": BATCH, "train_sampling_strategy": "sequential",
@@ -49,7 +64,7 @@ def make_trainer(out: Path, *others: TrainerCallback, **arguments: Any) -> tuple
         "save_strategy": "no", "report_to": "none", "disable_tqdm": True, "use_cpu": True,
         "label_names": ["targets"], **arguments,
     }  # fmt: skip
-    callback = GrowthCallback(Grower(Decoder(PLAN, seed=0), None, [Observe(8), POLICY]))
+    callback = GrowthCallback(Grower(Decoder(PLAN, seed=0), None, policies))
     trainer = Trainer(
         callback.grower.model,
         TrainingArguments(str(out), **settings),
@@ -60,10 +75,10 @@ def make_trainer(out: Path, *others: TrainerCallback, **arguments: Any) -> tuple
     return trainer, callback
 
 
-def plain_loop() -> tuple[Grower, list[dict[str, Any]]]:
+def plain_loop(policies: Sequence[Policy] = (Observe(8), POLICY)) -> tuple[Grower, list[dict[str, Any]]]:
     model = Decoder(PLAN, seed=0)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.0)
-    grower = Grower(model, optimizer, [Observe(8), POLICY])
+    grower = Grower(model, optimizer, policies)
     items, events = make_items(), []
     for step in range(STEPS):
         tokens, targets = (
@@ -74,7 +89,7 @@ def plain_loop() -> tuple[Grower, list[dict[str, Any]]]:
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-        events += [event.to_dict() for event in grower.step(tokens).events]
+        events += [event.to_dict() for event in grower.step(tokens, targets).events]
     return grower, events
 
 
@@ -85,6 +100,7 @@ def decoder(grower: Grower) -> Decoder:
 
 def assert_equal_growers(one: Grower, other: Grower) -> None:
     assert one.state_dict() == other.state_dict()
+    torch.testing.assert_close(one.tensors(), other.tensors(), rtol=0, atol=0)
     assert one.model.plan == other.model.plan
     weights, twins = decoder(one).state_dict(), decoder(other).state_dict()
     assert list(weights) == list(twins)
@@ -130,6 +146,26 @@ def test_a_resumed_run_goes_on_exactly(step: int, tmp_path: Path, whole: tuple[T
     assert_equal_growers(after.grower, whole[1].grower)
     said = [entry["step"] for entry in second.state.log_history if "growth" in entry]
     assert said == [4, 9, 14, 19]  # also those from before
+
+
+@pytest.mark.parametrize("step", [5, 14])  # while the demand is calibrated, and between two decisions
+def test_what_gauges_remember_is_saved_and_taken_up(step: int, tmp_path: Path) -> None:
+    """The demand is measured with the targets of the batch, as in a plain loop."""
+    grower, events = plain_loop([DEMAND, POLICY])
+    assert sum(event["event"] == "measured" for event in events) > 3
+    assert grower.tensors()
+    first, before = make_trainer(
+        tmp_path, Stop(step), policies=[DEMAND, POLICY], save_strategy="steps", save_steps=1000
+    )
+    first.train()
+    second, after = make_trainer(tmp_path, policies=[DEMAND, POLICY])
+    second.train(resume_from_checkpoint=True)
+    assert before.events + after.events == events
+    assert_equal_growers(after.grower, grower)
+    (tmp_path / f"checkpoint-{step}" / "grower.safetensors").unlink()
+    third, _ = make_trainer(tmp_path, policies=[DEMAND, POLICY])
+    with pytest.raises(RunError, match=rf"checkpoint-{step}: does not fit this grower \(tensors = .* missing"):
+        third.train(resume_from_checkpoint=str(tmp_path / f"checkpoint-{step}"))
 
 
 def test_a_checkpoint_without_the_grower_is_refused(tmp_path: Path) -> None:

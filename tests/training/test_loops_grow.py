@@ -808,7 +808,7 @@ def test_a_plan_that_has_loops_is_not_grown_on(grown: Runs, data: Path, tmp_path
     with pytest.raises(
         InputError, match=r"model\.plan = .*plan\.json': has loops already, which sgt of growth\.policies would have to"
     ):
-        train(tiny_config(data, **{**GROWING, **BRIEF, "model__plan": str(path)}), tmp_path / "run")
+        train(tiny_config(data, **{**GROWING, "model__plan": str(path)}), tmp_path / "run")
 
 
 def test_growth_may_not_change_on_resume(grown: Runs, data: Path, tmp_path: Path) -> None:

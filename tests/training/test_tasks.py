@@ -267,9 +267,9 @@ def test_one_head_of_its_own_width(labelled: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"growth__policy": "sgt"}, r"growth\.policies = 'sgt': .*causal"),
+        ({"growth__policy": "sgt", "train__steps": 100}, r"growth\.policies = 'sgt': .*causal"),
         ({"growth__observe": True}, r"growth\.policies = 'observe': .*causal"),
-        ({"growth__policies": ["stack", "sgt"]}, r"growth\.policies = 'sgt': .*causal"),
+        ({"growth__policies": ["stack", "sgt"], "train__steps": 100}, r"growth\.policies = 'sgt': .*causal"),
         ({"data__class_weights": "equal"}, r"data\.class_weights = 'equal': must be one of none, balanced"),
         ({"model__pooling": "max"}, r"model\.pooling = 'max'"),
         ({"model__head_dim": 6}, r"model\.head_dim = 6: .*uniform"),

@@ -1,6 +1,7 @@
 """Configurations as they were when growth was one word: flat keys in [growth] and [incrt], read as those of today.
 
-Every such key becomes keys of today in its own place, so that of several the last one holds, whichever it is.
+Every such key becomes keys of today in its own place, so that of several the last one holds, whichever it is. Within
+a file those of before are put first: what today's say holds.
 """
 
 from __future__ import annotations
@@ -9,13 +10,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
+from meristem.config.growth import HEADS, LOOPS
 from meristem.errors import InputError
 from meristem.growth.policies import POLICIES
 from meristem.wording import listed
 
-# Policies that there was one of at most: the second word of a key said which.
-LOOPS = ("sgt", "static_loops", "block_loop")
-HEADS = ("incrt", "published", "random_births")
 # Keys that chose among policies, with what they were if not given.
 CHOOSING: dict[str, Any] = {
     "growth.policy": "none", "growth.unit": "head", "growth.layers": (), "growth.like": None, "growth.observe": False,
@@ -40,6 +39,11 @@ FORMER = frozenset({
 })  # fmt: skip
 
 
+def former_first(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of one file, whose order says nothing, with those of today behind those of before."""
+    return {key: values[key] for key in sorted(values, key=lambda key: key not in FORMER)}
+
+
 def translated(values: Mapping[str, Any], note: Callable[[str], None] | None = None) -> dict[str, Any]:
     """The same settings by the keys of today, which are left as they are; `note` is told of those of before."""
     given = FORMER & values.keys()
@@ -49,12 +53,14 @@ def translated(values: Mapping[str, Any], note: Callable[[str], None] | None = N
     choosing = _choosing(values)
     names, exchanged = _policies(values.get("growth.policies", ()), choosing)
     new: dict[str, Any] = {}
-    idle = []
+    idle, beaten = [], []
     for key, value in values.items():
         places = [*_places(key, value, choosing, names)] if key in FORMER else [*_moved(key, value, exchanged)]
         new |= {place: value for place in places if key not in FORMER or _counts(place, value, names)}
         if not places and key not in CHOOSING and not _is_usual(key, value):
             idle.append(key)
+        if key in FORMER and (stronger := _stronger(key, places, values, choosing)):
+            beaten.append(f"{key}: of no use, as {stronger} holds")
     if "growth.policies" in values or names or not choosing.keys().isdisjoint(("growth.policy", "growth.observe")):
         new["growth.policies"] = names
     if note is not None:
@@ -62,7 +68,19 @@ def translated(values: Mapping[str, Any], note: Callable[[str], None] | None = N
         note(f"{listed(sorted(given), 4)}: {text}")
         if idle:
             note(f"{', '.join(idle)}: of no use with growth.policies = {names}")
+        for text in beaten:
+            note(text)
     return new
+
+
+def _stronger(key: str, places: Sequence[str], values: Mapping[str, Any], choosing: Mapping[str, Any]) -> str | None:
+    """The key of today that stands behind one of before, and says otherwise."""
+    if not places:
+        chooses = key in CHOOSING and key not in choosing and _plain(values[key]) != _plain(CHOOSING[key])
+        return "growth.policies" if chooses else None
+    keys = [*values]
+    behind = (place for place in places if place in keys[keys.index(key) :])
+    return next((place for place in behind if _plain(values[place]) != _plain(values[key])), None)
 
 
 def _check(values: Mapping[str, Any]) -> None:

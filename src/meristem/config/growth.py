@@ -10,17 +10,20 @@ import dataclasses
 import difflib
 import importlib
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_type_hints
 
 from meristem.errors import InputError
-from meristem.growth import Policy
+from meristem.growth import Incrt, Policy
 from meristem.growth.policies import POLICIES
 from meristem.growth.policy import ENDLESS
 
 LENGTH = "total_steps"  # the field of a policy that is told how long the run is
+# Policies that answer the same question: what is run again, and when heads are born. A run has one of each at most.
+LOOPS = ("sgt", "static_loops", "block_loop")
+HEADS = ("incrt", "published", "random_births")
 
 
 @dataclass(frozen=True)
@@ -34,17 +37,18 @@ class GrowthConfig:
     def __post_init__(self) -> None:
         for number, name in enumerate(self.policies):
             if name not in POLICIES and not is_foreign(name):
-                nearest = difflib.get_close_matches(name, POLICIES, n=1, cutoff=0.0)[0]
                 expected = f"must be among {', '.join(POLICIES)}, or a class of your own as module:Class; "
-                raise InputError("growth.policies", name, f"{expected}did you mean {nearest}?")
+                raise InputError("growth.policies", name, f"{expected}did you mean {nearest(name, POLICIES)}?")
             if table_name(name) in map(table_name, self.policies[:number]):
                 raise InputError("growth.policies", name, f"must be named once: there is one table [{table_key(name)}]")
             if is_foreign(name) and table_name(name) in POLICIES:
                 expected = f"must be a class with another name: [{table_key(name)}] is the table of Meristem's own"
                 raise InputError("growth.policies", name, expected)
-        for name in dict.fromkeys((*self.policies, *self.tables)):
-            if name in POLICIES:
-                self.policy(name)  # refuses bad values
+        for family in (LOOPS, HEADS):
+            alternatives = [name for name in self.policies if name in family]
+            if len(alternatives) > 1:
+                expected = f"cannot stand beside {alternatives[0]}, which answers the same question: name one of them"
+                raise InputError("growth.policies", alternatives[1], expected)
         whole = {table_name(name): _given(self.settings(name)) for name in self.policies}
         object.__setattr__(self, "tables", {**self.tables, **_given(whole)})
 
@@ -61,7 +65,24 @@ class GrowthConfig:
         values = {entry.name: given.get(entry.name, entry.default) for entry in entries}
         return {key: value for key, value in values.items() if value is not dataclasses.MISSING}
 
-    def policy(self, name: str, steps: int = ENDLESS) -> Any:
+    def check(self, steps: int) -> None:
+        """Refuse values that a run of so many updates cannot have; of policies that are not named, that no run can."""
+        for name in (name for name in dict.fromkeys((*self.policies, *self.tables)) if name in POLICIES):
+            try:
+                self.policy(name, steps)
+            except InputError:
+                if self.has(name) or not self._is_possible(name):
+                    raise
+
+    def _is_possible(self, name: str) -> bool:
+        """Whether the table of a policy is right for some run, if a long one."""
+        try:
+            self.policy(name, ENDLESS)
+        except InputError:
+            return False
+        return True
+
+    def policy(self, name: str, steps: int) -> Any:
         """A policy that comes with Meristem, as its table has it, for a run of so many updates."""
         return _made(name, POLICIES[name], self.settings(name), steps)
 
@@ -75,6 +96,11 @@ class GrowthConfig:
 def _given(values: Mapping[str, Any]) -> dict[str, Any]:
     """The values that are not left out."""
     return {key: value for key, value in values.items() if value not in (None, {})}
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Of some names the one that is most like this one, which may be a slip of the finger."""
+    return difflib.get_close_matches(name, known, n=1, cutoff=0.0)[0]
 
 
 def is_foreign(name: str) -> bool:
@@ -109,12 +135,32 @@ def _made(name: str, policy: Any, settings: Mapping[str, Any], steps: int) -> An
     for key in (key for key in known if key not in {*settings, *length}):
         if known[key].default is known[key].default_factory is dataclasses.MISSING:
             raise InputError(f"{table_key(name)}.{key}", None, "must be given")
+    own = [key for key in known if key != LENGTH]
+    for key in (key for key in settings if key not in own):  # of a class of one's own: others are known when read
+        meant = f"did you mean {table_key(name)}.{nearest(key, own)}?" if own else "it has no settings"
+        raise InputError(f"{table_key(name)}.{key}", settings[key], f"unknown key; {meant}")
     try:
-        return policy(**settings, **length)
-    except TypeError as error:  # a setting that a class of one's own does not know
+        made = policy(**settings, **length)
+        _check_births(made)
+    except TypeError as error:  # a value of which a class of one's own can make nothing
         raise InputError(table_key(name), dict(settings), f"does not fit: {error}") from None
     except InputError as error:
         raise InputError(f"{table_key(name)}.{error.field}", error.value, error.expected) from None
+    return made
+
+
+def _check_births(policy: Any) -> None:
+    """Refuse births that would all come too late."""
+    if not isinstance(policy, Incrt):
+        return
+    last = min(policy.last_birth_step, policy.total_steps)
+    if policy.first_birth > last:
+        raise InputError(
+            "last_birth", policy.last_birth,
+            f"leaves no time to grow: of {policy.total_steps} updates births end after {last}, and the first "
+            f"could come after {policy.first_birth}; take smaller warm_up, cool_down, feed_every, feeds, decide_every "
+            "or hits",
+        )  # fmt: skip
 
 
 def _imported(name: str) -> Any:

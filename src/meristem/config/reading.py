@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 from meristem.choices import TrackerName
-from meristem.config.former import translated
-from meristem.config.growth import GrowthConfig, is_foreign, policy_keys, table_name
+from meristem.config.former import former_first, translated
+from meristem.config.growth import GrowthConfig, is_foreign, nearest, policy_keys, table_name
 from meristem.config.sections import (
     CheckpointConfig,
     DataConfig,
@@ -30,6 +30,7 @@ from meristem.growth import Policy
 from meristem.growth.policies import POLICIES
 
 LARGEST = 2**63  # whole numbers of a configuration are below
+CLOSE = 0.7  # of difflib's measure: from here on a name is taken for another one that was misspelt
 
 # What may change when a run is resumed: the result does not depend on it, or (device, compile, micro_batch) only in the
 # rounding of sums.
@@ -59,13 +60,14 @@ class Config:
             "eval.every": 0, "eval.windows": 1,
             "eval.rows": 0, "eval.batch": 1, "checkpoint.every": 0, "checkpoint.keep": 1, "log.every": 1,
         }  # fmt: skip
-        for name in (key for key in known_values(self) if key.endswith("seed") and key in _known_keys()):
-            if not 0 <= self[name] < 2**63:
-                raise InputError(name, self[name], "must be from 0 to 2^63 - 1")
         for name, minimum in minimums.items():
             value = self[name]
             if value < minimum:
                 raise InputError(name, value, f"must be at least {minimum}")
+        self.growth.check(self.train.steps)
+        for name in (key for key in known_values(self) if key.endswith("seed") and key in _known_keys()):
+            if not 0 <= self[name] < 2**63:
+                raise InputError(name, self[name], "must be from 0 to 2^63 - 1")
         for name in ("data.class_weights", "train.on_divergence"):
             _check_choice(name, self[name], _known_keys()[name])
         micro = self.train.micro_batch
@@ -114,14 +116,13 @@ def load_config(path: str | Path, overrides: Sequence[str] = (), note: Callable[
         if not isinstance(entries, dict):
             raise InputError(section, entries, f"must stand in one of the sections {sections[:-1]}")
         if section not in sections and not entries:  # one with keys is answered with the nearest key
-            nearest = difflib.get_close_matches(section, sections, n=1, cutoff=0.0)[0]
-            raise InputError(f"[{section}]", entries, f"unknown section; did you mean [{nearest}]?")
+            raise InputError(f"[{section}]", entries, f"unknown section; did you mean [{nearest(section, sections)}]?")
         for key, value in entries.items():
             if section == "growth" and isinstance(value, dict) and (value or key in POLICIES):
                 values |= {f"growth.{key}.{name}": entry for name, entry in value.items()}
             else:
                 values[f"{section}.{key}"] = value
-    return build_config(_overridden(values, overrides), note)
+    return build_config(_overridden(former_first(values), overrides), note)
 
 
 def build_config(values: Mapping[str, Any], note: Callable[[str], None] | None = None) -> Config:
@@ -139,10 +140,9 @@ def build_config(values: Mapping[str, Any], note: Callable[[str], None] | None =
         elif section == "growth" and table in foreign:
             tables.setdefault(table, {})[own] = _plain(key, value)
         elif section == "growth" and not own and isinstance(value, dict):
-            nearest = difflib.get_close_matches(table, POLICIES, n=1, cutoff=0.0)[0]
-            raise InputError(f"[{key}]", value, f"unknown table; did you mean [growth.{nearest}]?")
+            raise InputError(f"[{key}]", value, f"unknown table; did you mean [growth.{nearest(table, POLICIES)}]?")
         elif key not in known:
-            raise InputError(key, value, f"unknown key; did you mean {_nearest(key)}?")
+            raise InputError(key, value, f"unknown key; did you mean {_nearest_key(key)}?")
         elif own:
             tables.setdefault(table, {})[own] = _convert(key, value, known[key])
         else:
@@ -165,7 +165,7 @@ def parse_overrides(arguments: Sequence[str]) -> dict[str, Any]:
         argument = rest.pop(0)
         key, equals, text = argument[2:].partition("=")
         if not argument.startswith("--") or "." not in key:
-            named = _nearest(key) if argument.startswith("--") else "train.steps"
+            named = _nearest_key(key) if argument.startswith("--") else "train.steps"
             raise InputError("argument", argument, f"expected --section.key value; did you mean --{named}?")
         if not equals:
             if not rest:
@@ -254,10 +254,15 @@ def _default_text(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _nearest(key: str) -> str:
+def _nearest_key(key: str) -> str:
+    """The key that was meant: a name much like it in the same table, the same name in another one, or any."""
+    table, _, name = key.rpartition(".")
     known = list(_known_keys())
-    same_name = [k for k in known if k.split(".")[-1] == key.split(".")[-1]]
-    return difflib.get_close_matches(key, same_name or known, n=1, cutoff=0.0)[0]
+    beside = [other for other in known if other.rpartition(".")[0] == table]
+    alike = difflib.get_close_matches(name, [other.rpartition(".")[2] for other in beside], n=1, cutoff=CLOSE)
+    if alike:
+        return f"{table}.{alike[0]}"
+    return nearest(key, [other for other in known if other.rpartition(".")[2] == name] or known)
 
 
 def _parse_text(key: str, text: str) -> Any:

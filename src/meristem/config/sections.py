@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields
-from typing import Any
 
 from meristem.choices import Attention, ClassWeights, OnDivergence, Pooling, Schedule, TrackerName
 from meristem.errors import InputError
-from meristem.plan import Plan
+from meristem.plan import Plan, Shape
 from meristem.schedules import PREFERRED_DIMS
 
 
@@ -39,7 +38,7 @@ class ModelConfig:
             if plan.classes != classes:
                 raise InputError("model.plan", plan.classes, f"classes must be those of the data, {classes}")
             return plan
-        shape: dict[str, Any] = {
+        shape: Shape = {
             "vocabulary": vocabulary, "context": min(self.context, longest or self.context),
             "feed_forward": self.feed_forward, "kv_group": self.kv_group, "head_dim": self.head_dim,
             "classes": classes, "pooling": self.pooling,

@@ -13,9 +13,11 @@ from meristem.comparison import PairedDifference
 from meristem.errors import InputError
 from meristem.growth.births import RelativeDemand
 from meristem.growth.policies.prune import Prune
-from meristem.limits import check_integer
+from meristem.limits import MOST_LAYERS, MOST_SEED, check_integer
 from meristem.records import finite
 
+# More would take days and tell nothing new: errors fall with the root of what was seen.
+MOST_FEEDS, MOST_STEPS = 10_000, 100_000
 CONFIDENCE = 0.95  # that all intervals of a table hold at once
 
 Answer = Literal["yes", "no", "not shown"]
@@ -33,8 +35,14 @@ class AuditSettings:
     seed: int = 0  # of added heads
 
     def __post_init__(self) -> None:
-        for field, least in (("feeds", 2), ("steps", 1), ("layers", 0), ("seed", 0)):
-            check_integer(field, getattr(self, field), least)
+        limits = (
+            ("feeds", 2, MOST_FEEDS),
+            ("steps", 1, MOST_STEPS),
+            ("layers", 0, MOST_LAYERS),
+            ("seed", 0, MOST_SEED),
+        )
+        for field, least, most in limits:
+            check_integer(field, getattr(self, field), least, most)
         if not 0 <= self.threshold < 1:
             raise InputError("threshold", self.threshold, "must be from 0 to below 1: a share of the loss")
         if not self.rate > 0:

@@ -62,7 +62,7 @@ class _Auditor:
     ) -> None:  # fmt: skip
         self.model, self.training, self.held_out = model, training, held_out
         self.settings, self.policy, self.report = settings, policy, report
-        self.whole = sequence_losses(model, held_out)
+        self.whole = sequence_losses(model, self._reported("measuring the loss", held_out, len(held_out)))
 
     def audit(self, start: IncrtState | None) -> Audit:
         if len(self.whole) < 2:
@@ -193,7 +193,11 @@ class _Auditor:
 
     def _batches(self, what: str, most: int | None = None) -> Batches:
         count = self.settings.feeds if most is None else min(most, self.settings.feeds)
-        for number, batch in enumerate(itertools.islice(self.training(), count)):
+        return self._reported(what, itertools.islice(self.training(), count), count)
+
+    def _reported(self, what: str, batches: Iterable[Batch], count: int) -> Batches:
+        """So many batches, one after another, with a word of how far it is."""
+        for number, batch in enumerate(batches):
             self.report(what, number, count)
             yield batch
         self.report(what, count, count)

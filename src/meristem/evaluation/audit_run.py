@@ -22,11 +22,11 @@ from meristem.evaluation.audit_model import Report, Training, audit_model
 from meristem.evaluation.audit_text import audit_text, verdict
 from meristem.gauges.probe import Batch, Batches
 from meristem.growth.events import expected_heads
-from meristem.growth.former_state import incrt_state
 from meristem.growth.policies.incrt import Incrt, IncrtState
 from meristem.model import Classifier
 from meristem.runs.checkpoint import checkpoint_name, load_state
 from meristem.runs.entries import sound_head_growth
+from meristem.runs.former_state import incrt_state
 from meristem.runs.run_folder import LoadedRun, load_run
 from meristem.training.classification import spread_rows
 from meristem.training.held_out import held_out_windows

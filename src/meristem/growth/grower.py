@@ -20,7 +20,6 @@ from meristem.gauges.gauge import Gauge, Instrument
 from meristem.gauges.probe import Fresh, Probe
 from meristem.growth.apply import adopt, apply_edit, check_held, tensors_of
 from meristem.growth.events import Event, GrowthEvent, Measurement
-from meristem.growth.former_state import former
 from meristem.growth.policy import Change, Decision, Policy
 from meristem.growth.state import joined, separated
 from meristem.model.growable import Growable
@@ -208,8 +207,7 @@ class Grower:
 
     def load_state_dict(self, data: Mapping[str, Any], tensors: Mapping[str, Tensor] | None = None) -> None:
         """Go on from a state. The model is given the loops that belong to it; it must have the heads already."""
-        known = data if "version" in data else former(data, tensors or {}, self.policies, self.model.plan)
-        tree = joined(known, tensors or {})
+        tree = joined(data, tensors or {})
         for name in ("version", "done", "plan", "policies", "gauges"):
             if tree.get(name) is None:
                 raise InputError(f"state.{name}", None, "is missing: this is no state of a grower")

@@ -14,6 +14,8 @@ from torch.utils.hooks import RemovableHandle
 from meristem.errors import InputError, RunError, missing_extra
 from meristem.files import read_json, write_atomically
 from meristem.growth import Grower
+from meristem.runs.former_state import state_of_today
+from meristem.runs.tensor_file import load_tensors, save_tensors
 
 try:
     from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
@@ -21,6 +23,7 @@ except ImportError as error:
     raise missing_extra("transformers", "hf") from error
 
 GROWER_FILE = "grower.json"
+TENSORS_FILE = "grower.safetensors"  # only where gauges remember something large
 MIXED = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -28,8 +31,8 @@ class GrowthCallback(TrainerCallback):  # type: ignore[misc]  # has no types
     """Lets `grower` measure and grow after every update of a Trainer.
 
     `events` and `observations` collect what the grower says, each with its step; the Trainer's own log history has a
-    line for every event. The grower looks at the tokens of the last forward pass before an update. Its state is saved
-    in every checkpoint, and taken from there when training is resumed.
+    line for every event. The grower looks at the tokens and targets of the last forward pass before an update. Its
+    state is saved in every checkpoint, with what its gauges remember, and taken from there when training is resumed.
     """
 
     def __init__(self, grower: Grower) -> None:
@@ -40,27 +43,25 @@ class GrowthCallback(TrainerCallback):  # type: ignore[misc]  # has no types
         self.grower = grower
         self.events: list[dict[str, Any]] = []
         self.observations: list[dict[str, Any]] = []
-        self._tokens: Tensor | None = None
+        self._batch: tuple[Tensor, Tensor | None] | None = None
         self._hook: RemovableHandle | None = None
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         if state.global_step > 0:
-            path = _grower_file(args, state)
-            if not path.is_file():
-                raise RunError(f"{path}: not found; growth can only be resumed from checkpoints of this output_dir")
-            self.grower.load_state_dict(read_json(path))
+            self._load(_checkpoint(args, state))
         self._release()  # a run that ended with an error left its hook behind
         self._hook = cast("torch.nn.Module", self.grower.model).register_forward_pre_hook(
             self._remember, with_kwargs=True
         )
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        assert self._tokens is not None
-        with _autocast(args, self._tokens.device):
-            growth = self.grower.step(self._tokens)
-        self._tokens = None
+        assert self._batch is not None
+        tokens, targets = self._batch
+        with _autocast(args, tokens.device):
+            growth = self.grower.step(tokens, targets)
+        self._batch = None
         for event in growth.events:
             entry = {**event.to_dict(), "step": state.global_step}
             self.events.append(entry)
@@ -69,8 +70,12 @@ class GrowthCallback(TrainerCallback):  # type: ignore[misc]  # has no types
             self.observations.append({"step": state.global_step, **growth.observation})
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        if args.should_save:  # one process writes
-            write_atomically(_grower_file(args, state), json.dumps(self.grower.state_dict()) + "\n")
+        if not args.should_save:  # one process writes
+            return
+        folder = _checkpoint(args, state)
+        if tensors := self.grower.tensors():
+            save_tensors(folder / TENSORS_FILE, tensors)
+        write_atomically(folder / GROWER_FILE, json.dumps(self.grower.state_dict()) + "\n")
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -79,16 +84,29 @@ class GrowthCallback(TrainerCallback):  # type: ignore[misc]  # has no types
 
     def _remember(self, model: torch.nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
         if model.training:  # evaluations in between are not what the update was made on
-            self._tokens = inputs[0] if inputs else named["tokens"]
+            given = dict(zip(("tokens", "targets"), inputs, strict=False)) | named
+            self._batch = given["tokens"], given.get("targets")
 
     def _release(self) -> None:
         if self._hook is not None:
             self._hook.remove()
-        self._hook = self._tokens = None
+        self._hook = self._batch = None
+
+    def _load(self, folder: Path) -> None:
+        """Go on from the grower's state in a checkpoint."""
+        path, large = folder / GROWER_FILE, folder / TENSORS_FILE
+        if not path.is_file():
+            raise RunError(f"{path}: not found; growth can only be resumed from checkpoints of this output_dir")
+        try:
+            tensors = load_tensors(large) if large.is_file() else {}
+            self.grower.load_state_dict(state_of_today(read_json(path), tensors, self.grower), tensors)
+        except InputError as error:
+            raise RunError(f"{folder}: does not fit this grower ({error})") from error
 
 
-def _grower_file(args: TrainingArguments, state: TrainerState) -> Path:
-    return Path(args.output_dir) / f"checkpoint-{state.global_step}" / GROWER_FILE
+def _checkpoint(args: TrainingArguments, state: TrainerState) -> Path:
+    """The folder of the Trainer's checkpoint of the present step."""
+    return Path(args.output_dir) / f"checkpoint-{state.global_step}"
 
 
 def _autocast(args: TrainingArguments, device: torch.device) -> AbstractContextManager[Any]:

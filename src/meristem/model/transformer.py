@@ -161,18 +161,6 @@ class Transformer(nn.Module):
         self.rotary.add(plan.head_dims)
         self.plan = plan
 
-    def restructure(self, plan: Plan) -> None:
-        """Take a plan that differs from the present one in loops and repeats only; no tensor changes its shape."""
-        if plan.bare != self.plan.bare:
-            raise InputError("plan", plan.digest[:12], "may differ from the model's in loops and repeats only")
-        if self.gate_ramp is not None:
-            for index, layer in enumerate(plan.layers):
-                new, old = layer.loop, self.plan.layers[index].loop
-                if new != old:  # a pass that was not there, over these heads, begins without strength
-                    known = old.passes if old is not None and new is not None and old.heads == new.heads else 0
-                    self.gate_ramp[index, known:] = 0
-        self.take(plan)
-
     @property
     def gates(self) -> Tensor | None:
         """Strengths of the loops, (layers, passes, heads); None if the plan has no gates."""

@@ -11,8 +11,9 @@ from typing import Any
 import torch
 
 from meristem.config import Config
+from meristem.config.growth import HEADS, LOOPS
 from meristem.errors import InputError, RunError
-from meristem.growth import BlockLoop, Grower, Incrt, Policy, Sgt, SgtState, StaticLoops
+from meristem.growth import BlockLoop, Grower, Policy, Sgt, SgtState, StaticLoops
 from meristem.growth.births import check_growable
 from meristem.growth.looping import looped
 from meristem.growth.policy import ENDLESS
@@ -21,22 +22,16 @@ from meristem.plan import Loop, Plan
 from meristem.runs.entries import sound_loop_growth, sound_observations
 from meristem.runs.run_folder import RunFolder
 
-OF_HEADS = ("incrt", "published", "random_births")  # policies that give birth to heads
-
 
 def starting_plan(config: Config, plan: Plan) -> Plan:
     """The plan a run begins with: room for what will grow, and what is there from the start."""
     growth = config.growth
     if plan.context < 2 and growth.policies:
         raise InputError("model.context", plan.context, "must be at least 2: one token has no entropy")
-    loops = [name for name in ("sgt", "static_loops", "block_loop") if growth.has(name)]
-    if plan.is_looped and loops:
-        expected = f"has loops already, which {loops[0]} of growth.policies would have to change"
+    for name in (name for name in LOOPS if growth.has(name) and plan.is_looped):
+        expected = f"has loops already, which {name} of growth.policies would have to change"
         raise InputError("model.plan", config.model.plan, expected)
-    if len(loops) > 1:
-        expected = f"cannot stand beside {loops[0]}: what is there from the start would have to change"
-        raise InputError("growth.policies", loops[1], expected)
-    for name in (name for name in OF_HEADS if growth.has(name)):
+    for name in (name for name in HEADS if growth.has(name)):
         _check_keys(config, plan)
         _check_growth(config, name, plan)
     for policy in config.build_policies():
@@ -65,20 +60,13 @@ def _check_keys(config: Config, plan: Plan) -> None:
 
 
 def _check_growth(config: Config, name: str, plan: Plan) -> None:
-    """Refuse a run in which no head could be born or leave, or that is over before one could be born."""
+    """Refuse a run in which no head could be born or leave."""
     policy = config.policy(name)
     plan = policy.prepare(plan)
     prunes = config.growth.has("prune") or getattr(policy, "prune", False)
     if 0 < policy.max_heads <= min(plan.heads) and (max(plan.heads) == 1 or not prunes):
         expected = f"must be above the heads that every layer has at the start, {min(plan.heads)}, or 0 for no limit"
         raise InputError(f"growth.{name}.max_heads", policy.max_heads, expected)
-    if isinstance(policy, Incrt) and policy.first_birth > policy.last_birth_step:
-        raise InputError(
-            f"growth.{name}.last_birth", policy.last_birth,
-            f"leaves no time to grow: of {config.train.steps} updates births end after {policy.last_birth_step}, and "
-            f"the first could come after {policy.first_birth}; take smaller warm_up, cool_down, feed_every, feeds, "
-            "decide_every or hits",
-        )  # fmt: skip
 
 
 # --- what another run has grown --------------------------------------------------------------------------------------

@@ -36,6 +36,7 @@ from meristem.runs.checkpoint import (
 )
 from meristem.runs.divergence import Diverged, batch_number
 from meristem.runs.entries import check_alike, sound_metrics
+from meristem.runs.former_state import state_of_today
 from meristem.runs.lock import run_lock
 from meristem.runs.log import Log
 from meristem.runs.origin import Origin
@@ -182,7 +183,8 @@ class Trainer:
             )  # fmt: skip
             if self.grower is not None:
                 check_alike("growth", state["growth"], self.grower.state_dict())
-                self.grower.load_state_dict(state["growth"], checkpoint.growth)
+                growth = state_of_today(state["growth"], checkpoint.growth, self.grower)
+                self.grower.load_state_dict(growth, checkpoint.growth)
         except (RuntimeError, KeyError, TypeError, ValueError, AttributeError) as error:
             path = self.folder.checkpoints / checkpoint_name(checkpoint.step)
             raise RunError(f"{path}: does not fit this run ({shortened(str(error))})") from error

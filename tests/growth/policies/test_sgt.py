@@ -17,6 +17,7 @@ from growth.helpers import VECTORS, Action, Controller, Entropies, adds, decisio
 from meristem.errors import InputError
 from meristem.gauges.entropy import EntropyReading
 from meristem.growth import AddBlock, AddHead, LoopHeads, RemoveHead, Sgt, SgtState
+from meristem.growth.apply import apply_edit
 from meristem.growth.edits import Edit
 from meristem.growth.ema import Ema
 from meristem.growth.head_surgery import newborn_head
@@ -413,11 +414,11 @@ def test_dropping_the_heads_that_have_faded_changes_nothing() -> None:
             parameter.mul_(8 if parameter.dim() == 2 else 1)  # attention that is far from an average
         vanilla = model(tokens).logits
         for edit in policy.edits(model.plan, born, 139):
-            model.restructure(edit.apply(model.plan))
+            apply_edit(model, None, edit)
         model.gate_ramp[2, 0] = torch.tensor([1.0, 0.0, 0.0, 1.0])  # where the fading leads
         faded = model(tokens).logits
         for edit in policy.edits(model.plan, born, 140):
-            model.restructure(edit.apply(model.plan))
+            apply_edit(model, None, edit)
         model.gate_ramp.fill_(1.0)
         dropped = model(tokens).logits
     assert model.plan.loops == {2: Loop((0, 3), 1)}

@@ -1,4 +1,7 @@
-"""States of growth as they were written before policies had one interface, read as those of today."""
+"""States of growth as they were written before policies had one interface, read as those of today.
+
+The engine knows only today's: whoever reads a state from a file of a run lets it pass through here.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from meristem.errors import InputError
-from meristem.growth.policies.sgt import Sgt
-from meristem.growth.policy import Policy
+from meristem.growth import Grower, Policy, Sgt
 from meristem.plan import Plan
 
 
@@ -23,7 +25,12 @@ def incrt_state(data: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**data["heads"]["criterion"]["state"], "grown": [[age["grown"] for age in layer] for layer in ages]}
 
 
-def former(
+def state_of_today(data: Mapping[str, Any], tensors: Mapping[str, Tensor], grower: Grower) -> Mapping[str, Any]:
+    """A state of any version as one of today, for this grower; some of the tensors then stand in it."""
+    return data if "version" in data else _translated(data, tensors, grower.policies, grower.model.plan)
+
+
+def _translated(
     data: Mapping[str, Any], tensors: Mapping[str, Tensor], policies: Mapping[str, Policy], plan: Plan
 ) -> dict[str, Any]:
     """A state that knew loops and heads by name, for these policies and a model of this plan."""

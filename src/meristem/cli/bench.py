@@ -1,4 +1,4 @@
-"""The verb `bench`: speed and memory, ours beside others."""
+"""The verbs of `bench`: speed and memory, ours beside others."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import typer
 
 from meristem.arguments import integers
 from meristem.choices import BenchPolicy
-from meristem.cli_help import examples
+from meristem.cli.app import examples, group
 
-bench_app = typer.Typer(help="Measure speed and memory.", no_args_is_help=True, rich_markup_mode=None)
+bench_app = group("bench", "Measure speed and memory.")
 
 # What the benches have in common.
 Layers = Annotated[int, typer.Option(help="Number of layers.")]

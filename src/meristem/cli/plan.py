@@ -1,0 +1,131 @@
+"""The verb `plan`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from meristem.arguments import integers
+from meristem.choices import Pooling, Schedule
+from meristem.cli.app import app, examples
+from meristem.errors import InputError
+
+if TYPE_CHECKING:
+    from meristem.plan import Plan, Shape
+
+
+@app.command(
+    "plan",
+    epilog=examples(
+        "meristem plan --layers 12 --width 768 --heads 12 --against uniform",
+        "meristem plan --heads 3,3,6,6,12,12 --out my-plan.json",
+    ),
+)
+def plan_command(
+    layers: Annotated[int | None, typer.Option(help="Number of layers; 12.")] = None,
+    width: Annotated[int | None, typer.Option(help="Width of the residual stream; 768.")] = None,
+    heads: Annotated[str | None, typer.Option(help="Base head count; 12. Or a list: 3,3,6,6,12,12.")] = None,
+    schedule: Annotated[
+        Schedule | None, typer.Option(help="Head counts over depth; prism unless --heads is a list.")
+    ] = None,
+    file: Annotated[Path | None, typer.Option("--plan", help="A plan file, or a run for its present plan.")] = None,
+    dims: Annotated[str, typer.Option(help="Allowed head dims.")] = "256,128,96,64",
+    ramp: Annotated[int | None, typer.Option(help="Layers before the base count is reached.")] = None,
+    seed: Annotated[int, typer.Option(help="Which shuffle.")] = 0,
+    kv_group: Annotated[int, typer.Option(help="Query heads per key/value head, in every layer.")] = 1,
+    mqa: Annotated[bool, typer.Option("--mqa", help="One key/value head in every layer; needs --force.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Accept falling head counts, and --mqa.")] = False,
+    vocabulary: Annotated[int, typer.Option(help="Vocabulary size.")] = 50304,
+    context: Annotated[int, typer.Option(help="Context length.")] = 1024,
+    feed_forward: Annotated[int | None, typer.Option(help="Feed-forward size; 8/3 of the width.")] = None,
+    head_dim: Annotated[int | None, typer.Option(help="Head dim; width / heads. For uniform and lists.")] = None,
+    classes: Annotated[int | None, typer.Option(help="Plan a classifier that tells so many classes apart.")] = None,
+    pooling: Annotated[Pooling, typer.Option(help="What a classifier's answer is read from.")] = "mean",
+    tensor_parallel: Annotated[int, typer.Option(help="Warn unless this size divides all head counts.")] = 1,
+    batch_tokens: Annotated[int, typer.Option(help="Tokens per forward pass, for the memory estimate.")] = 32768,
+    against: Annotated[Schedule | None, typer.Option(help="Schedule to set beside this one.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Write the plan to a file.")] = None,
+) -> None:
+    """Print a plan: its structure, what it costs, and what will be slow."""
+    from meristem.files import write_atomically
+    from meristem.plan import Plan
+    from meristem.plan.view import plan_facts, plan_text, side_by_side
+    from meristem.schedules import check_rising
+
+    shape: Shape = {
+        "vocabulary": vocabulary, "context": context, "feed_forward": feed_forward, "kv_group": kv_group,
+        "force_multi_query": mqa, "head_dim": head_dim, "classes": classes, "pooling": pooling,
+    }  # fmt: skip
+    solver: dict[str, Any] = {"dims": integers("dims", dims), "ramp": ramp, "seed": seed}
+    if file is not None:
+        given = {
+            "layers": layers, "width": width, "heads": heads, "schedule": schedule, "mqa": mqa or None,
+            "head_dim": head_dim, "classes": classes,
+        }  # fmt: skip
+        for field, value in given.items():
+            if value is not None:
+                raise InputError(field, value, f"cannot be given together with --plan {file}")
+        name, plan = file.name, _load_plan(file)
+    elif heads is not None and "," in heads:
+        counts = integers("heads", heads)
+        if layers not in (None, len(counts)):
+            raise InputError("layers", layers, f"must equal the {len(counts)} head counts given, or be left out")
+        if schedule is not None:
+            raise InputError("schedule", schedule, "cannot be given together with a list of head counts")
+        if not force:
+            check_rising(counts)
+        name, plan = "list", Plan.from_heads(counts, width=768 if width is None else width, **shape)
+    else:
+        name, base = schedule or "prism", integers("heads", "12" if heads is None else heads)[0]
+        size: dict[str, Any] = {"layers": 12 if layers is None else layers, "width": 768 if width is None else width}
+        plan = Plan.scheduled(name, heads=base, **size, **solver, **shape)
+    if mqa and not force:
+        _refuse_mqa(plan)
+    if out is not None:
+        write_atomically(out, plan.to_json())
+    other = None
+    if against is not None:
+        ratios = {layer.heads // layer.kv_heads for layer in plan.layers}
+        other = Plan.scheduled(
+            against, layers=len(plan.layers), width=plan.width, heads=max(plan.heads), **solver,
+            vocabulary=plan.vocabulary, context=plan.context, feed_forward=plan.feed_forward,
+            kv_group=ratios.pop() if len(ratios) == 1 else 1, classes=plan.classes, pooling=plan.pooling,
+        )  # fmt: skip
+    if as_json:
+        facts = plan_facts(plan, tensor_parallel)
+        print(
+            json.dumps(facts if other is None else {**facts, "against": plan_facts(other, tensor_parallel)}, indent=1)
+        )
+    elif other is not None:
+        print(side_by_side(plan, other, name, against or ""))
+    else:
+        print(plan_text(plan, batch_tokens, tensor_parallel))
+
+
+def _load_plan(path: Path) -> Plan:
+    from meristem.plan import Plan
+
+    if not path.is_dir():
+        return Plan.load(path)
+    from meristem.runs.run_folder import RunFolder
+
+    return RunFolder.open(path).newest_plan
+
+
+def _refuse_mqa(plan: Plan) -> None:
+    from meristem.plan import Plan
+
+    twin = Plan.from_heads(
+        plan.heads, width=plan.width, vocabulary=plan.vocabulary, context=plan.context, feed_forward=plan.feed_forward
+    )
+    cost, other = plan.cost, twin.cost
+    raise InputError(
+        "mqa", True,
+        f"is not neutral: parameters {cost.parameters:,} against {other.parameters:,}, KV cache "
+        f"{cost.kv_bytes_per_token:,} against {other.kv_bytes_per_token:,} bytes/token, and the widths of keys and "
+        "values differ between layers; use --kv-group, or add --force",
+    )  # fmt: skip

@@ -1,0 +1,109 @@
+"""What a plan costs, in closed form: parameters, FLOPs, cache, and the memory of a training step.
+
+The formulas hold for any mix of layers; in particular heads times head dim need not equal the width. Symbols: d width,
+f feed-forward size, v vocabulary, t context; q and kv are the widths of a layer's queries and keys. One multiply-add is
+two FLOPs.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from meristem.cost import Cost, Flops, Memory
+from meristem.errors import InputError
+from meristem.limits import MOST_BATCH_TOKENS, check_integer
+
+if TYPE_CHECKING:
+    from meristem.plan.layers import LayerPlan
+    from meristem.plan.plan import Plan
+
+LOSS_CHUNK = 8192 * 50304  # logits that exist at a time during the vocabulary loss: 0.8 GB in bf16
+GIB = 2**30
+
+
+def layer_cost(plan: Plan, layer: LayerPlan) -> Cost:
+    """Cost of one layer at a plan's width, feed-forward size and context."""
+    d, f, t = plan.width, plan.feed_forward, plan.context
+    q, kv = layer.query_width, layer.kv_width
+    attention_matrices = d * (q + 2 * kv) + q * d
+    feed_forward_matrices = 3 * d * f
+    forward = _products(attention_matrices + feed_forward_matrices) + _attention(plan, q)
+    softmax, kv_values = layer.heads * t * t, 2 * kv
+    # Saved for backward in bf16, with the residual stream in float32: two residuals, two normed inputs,
+    # q k v, attention output with its log-sum-exp, gate and up (their product is formed again).
+    activations = 2 * (4 * d + 2 * d) + 2 * (q + 2 * kv) + 2 * q + 4 * layer.heads + 4 * f
+    if layer.loop is not None:
+        m, passes = len(layer.loop.heads) * layer.head_dim, layer.loop.passes
+        forward += (_products(4 * d * m) + _attention(plan, m)) * passes
+        softmax += len(layer.loop.heads) * t * t * passes
+        kv_values += 2 * m * passes
+        activations += (2 * d + 2 * 4 * m + 4 * len(layer.loop.heads)) * passes
+    times = 1 + layer.repeats
+    return Cost(
+        attention_matrices + feed_forward_matrices + 2 * d,
+        forward * times,
+        softmax * times,
+        2 * kv_values * times if plan.classes is None else 0,  # nothing is kept: an encoder reads all at once
+        activations * times,
+    )
+
+
+def outer_cost(plan: Plan) -> Cost:
+    """Token embedding, the last norm, the gates of loops, and the output projection.
+
+    That of a language model is tied with the embedding; a classifier's has a bias.
+    """
+    d, v, c = plan.width, plan.vocabulary, plan.classes
+    gates = plan.gates
+    trained = len(plan.layers) * gates.passes * gates.heads if gates is not None and gates.trained else 0
+    activations = 4 * d + 2 * d
+    if c is None:
+        return Cost(v * d + d + trained, _products(v * d), activation_bytes_per_token=activations)
+    return Cost(v * d + d + trained + (d + 1) * c, activation_bytes_per_token=activations, answer=2 * d * c)
+
+
+def memory(plan: Plan, batch_tokens: int) -> Memory:
+    """Estimated memory of a training step on `batch_tokens` tokens at once."""
+    check_integer("batch_tokens", batch_tokens, 1, MOST_BATCH_TOKENS)
+    cost = plan.cost
+    rows = min(batch_tokens, LOSS_CHUNK // plan.vocabulary)
+    logits, weight_gradients = 2 * rows * plan.vocabulary, (4 + 2) * plan.vocabulary * plan.width
+    if plan.classes is not None:
+        logits, weight_gradients = 4 * -(-batch_tokens // plan.context) * plan.classes, 0
+    return Memory(
+        weights=(4 + 2) * cost.parameters,  # float32 and the bf16 copy the products read
+        gradients=4 * cost.parameters,
+        optimizer=8 * cost.parameters,
+        activations=batch_tokens * cost.activation_bytes_per_token,
+        loss=logits + weight_gradients,
+    )
+
+
+def check_memory(plan: Plan, batch_tokens: int, batch_size: int, available: int) -> None:
+    """Raise unless a training process fits into `available` bytes, naming what is too large.
+
+    A forward pass has `batch_tokens` tokens at once; the ids of all `batch_size` sequences of an update are held.
+    """
+
+    def check(field: str, value: int, what: str, size: int) -> None:
+        if size > available:
+            text = f"needs about {size / GIB:,.1f} GiB {what}, the machine has {available / GIB:,.1f}"
+            raise InputError(field, value, text)
+
+    check_integer("batch_size", batch_size, 1)
+    batch = 8 * batch_size * (plan.context + 1)
+    check("batch_size", batch_size, f"for the ids of so many sequences of {plan.context:,} tokens", batch)
+    needed = plan.memory(batch_tokens)
+    fixed = needed.weights + needed.gradients + needed.optimizer
+    check("parameters", plan.parameters, "with gradients and optimizer", fixed)
+    check("batch_tokens", batch_tokens, "for the whole training step", needed.total + batch)
+
+
+def _attention(plan: Plan, query_width: int) -> Flops:
+    """Scores and weighted sum: 4 T per channel over the square, 2 (T + 1) averaged over causal positions."""
+    full = 4 * plan.context * query_width
+    return Flops(full, 2 * (plan.context + 1) * query_width if plan.classes is None else full)
+
+
+def _products(weights: int) -> Flops:
+    return Flops(2 * weights, 2 * weights)

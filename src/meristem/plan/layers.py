@@ -1,0 +1,103 @@
+"""The parts of a plan: one layer, what of it is run again, and the strengths of loops."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from meristem.errors import InputError
+from meristem.limits import MOST_HEADS, MOST_PASSES, MOST_WIDTH, check_integer
+from meristem.schedules import choices, divisors
+
+
+@dataclass(frozen=True)
+class Loop:
+    """Extra attention passes of a layer over a subset of its query heads.
+
+    Those that are `fading` lose their strength and will leave the loop.
+    """
+
+    heads: tuple[int, ...]
+    passes: int
+    fading: tuple[int, ...] = ()
+
+    @property
+    def chosen(self) -> tuple[int, ...]:
+        """The heads that stay."""
+        return tuple(head for head in self.heads if head not in self.fading)
+
+
+@dataclass(frozen=True)
+class Gates:
+    """Strengths of loops: one for each of `heads` looped heads in each of `passes` passes, in every layer.
+
+    They are there from the start, so that the set of tensors does not change while loops are born. Those that are
+    `trained` have a parameter each, which is added to the strength that a birth sets.
+    """
+
+    passes: int
+    heads: int
+    trained: bool = True
+
+    def __post_init__(self) -> None:
+        check_integer("gates.passes", self.passes, 1, MOST_PASSES)
+        check_integer("gates.heads", self.heads, 1, MOST_HEADS)
+        if type(self.trained) is not bool:
+            raise InputError("gates.trained", self.trained, "must be true or false")
+
+
+@dataclass(frozen=True)
+class LayerPlan:
+    """One layer: `heads` query heads of `head_dim`, `kv_heads` key/value heads, and what is run again.
+
+    That is some heads of its attention (`loop`), or the whole block `repeats` more times. Where heads grow, `ceiling`
+    is the most that the layer may have; None is no limit.
+    """
+
+    heads: int
+    head_dim: int
+    kv_heads: int
+    loop: Loop | None = None
+    repeats: int = 0
+    ceiling: int | None = None
+
+    def __post_init__(self) -> None:
+        check_integer("heads", self.heads, 1, MOST_HEADS)
+        if self.ceiling is not None:
+            check_integer("ceiling", self.ceiling, self.heads, MOST_HEADS)
+        check_integer("head_dim", self.head_dim, 2, MOST_WIDTH)
+        if self.head_dim % 2:
+            raise InputError("head_dim", self.head_dim, "must be even, rotary positions rotate pairs of coordinates")
+        check_integer("kv_heads", self.kv_heads, 1, MOST_HEADS)
+        if self.heads % self.kv_heads:
+            allowed = choices(divisors(self.heads))
+            raise InputError("kv_heads", self.kv_heads, f"must be one of {allowed}, to divide the heads")
+        if self.loop is not None:
+            if not isinstance(self.loop, Loop):
+                raise InputError("loop", self.loop, "must be a Loop(heads, passes), or None")
+            chosen = self.loop.heads
+            if not isinstance(chosen, tuple | list):
+                raise InputError("loop.heads", chosen, "must be a tuple of heads")
+            in_range = all(type(h) is int and 0 <= h < self.heads for h in chosen)
+            if not chosen or not in_range or len(set(chosen)) != len(chosen):
+                raise InputError("loop.heads", chosen, f"must be distinct heads out of 0..{self.heads - 1}")
+            if not set(self.loop.fading) < set(chosen):
+                raise InputError("loop.fading", self.loop.fading, f"must be some of the looped heads, {chosen}")
+            check_integer("loop.passes", self.loop.passes, 1, MOST_PASSES)
+        check_integer("repeats", self.repeats, 0, MOST_PASSES)
+        if self.repeats and self.loop is not None:
+            raise InputError("repeats", self.repeats, "must be 0 in a layer that has a loop")
+
+    @property
+    def run_again(self) -> str:
+        """What is run again and how often, such as `h3,h7 x2` or `block x1`; empty if nothing is."""
+        if self.loop is not None:
+            return f"{','.join(f'h{head}' for head in self.loop.heads)} x{self.loop.passes}"
+        return f"block x{self.repeats}" if self.repeats else ""
+
+    @property
+    def query_width(self) -> int:
+        return self.heads * self.head_dim
+
+    @property
+    def kv_width(self) -> int:
+        return self.kv_heads * self.head_dim
