@@ -58,7 +58,7 @@ UNUSUAL: dict[str, Any] = {
 }  # fmt: skip
 # The same of every policy.
 BIRTHS: dict[str, Any] = {
-    "start_heads": 2, "feed_every": 3, "decide_every": 21, "last_birth": 0.5, "max_heads": 7, "seed": 4,
+    "start_heads": 2, "decide_every": 21, "last_birth": 0.5, "max_heads": 7, "seed": 4,
 }  # fmt: skip
 LOOPED: dict[str, Any] = {
     "heads_per_layer": 3, "max_layers": 2, "shortlist": 5, "excluded": [0, 1], "order": "shallow_first",
@@ -66,16 +66,16 @@ LOOPED: dict[str, Any] = {
 TABLES: dict[str, dict[str, Any]] = {
     "stack": {"start_layers": 3, "at": [0.3, 600.0], "order": "interleave"},
     "incrt": {
-        **BIRTHS, "calibration": 9, "cool_down": 90, "warm_up": 70, "certainty": 3.0, "share": 0.2, "steady": 0.7,
-        "plateau": 0.3, "hits": 3, "feeds": 5,
+        **BIRTHS, "feed_every": 3, "calibration": 9, "cool_down": 90, "warm_up": 70, "certainty": 3.0, "share": 0.2,
+        "steady": 0.7, "plateau": 0.3, "hits": 3, "feeds": 5,
     },
     "prune": {
         "decide_every": 20, "cool_down": 90, "grace": 50, "redundant": 0.01, "patience": 2, "tolerance": 0.02,
         "sequences": 33,
     },
     "published": {
-        **BIRTHS, "numerics": "repaired", "share": 0.2, "lower_share": 0.4, "complexity": 3.0, "accuracy": 0.1,
-        "prune": False, "quiet_share": 0.02, "patience": 50,
+        **BIRTHS, "feed_every": 3, "numerics": "repaired", "share": 0.2, "lower_share": 0.4, "complexity": 3.0,
+        "accuracy": 0.1, "prune": False, "quiet_share": 0.02, "patience": 50,
     },
     "random_births": {**BIRTHS, "births": 2, "warm_up": 70},
     "sgt": {
@@ -287,7 +287,8 @@ def test_a_table_of_a_policy_that_is_not_named_is_noted(data: Path, tmp_path: Pa
         ("stack", {"at": [0.3, 0.301]}, r"growth\.stack\.at = \(0\.3, 0\.301\): must be times that follow one another"),
         ("incrt", {}, r"growth\.incrt\.last_birth = 0\.7: leaves no time to grow: of 40 updates births end after 28, "),
         ("incrt", {"last_birth": 900.0}, r"growth\.incrt\.last_birth = 900\.0: .* births end after 40, .* after 300; "),
-        ("random_births", {"births": 2}, r"growth\.random_births\.births = 2"),
+        ("random_births", {"births": 2}, r"births\.warm_up = 300: leaves no time for births: .* after 28 "),
+        ("random_births", {"births": 2, "warm_up": 1, "decide_every": 28}, r"births = 2: must be at most 1, the "),
     ],
 )  # fmt: skip
 def test_times_are_checked_against_the_length_of_the_run_when_it_is_read(
@@ -303,6 +304,23 @@ def test_a_table_without_use_may_be_of_a_longer_run() -> None:
     assert config["growth.stack.at"] == (600.0,)
     with pytest.raises(InputError, match=r"growth\.sgt\.start = 0\.99: .* after 990 updates, .* the run has 1000$"):
         build_config({"growth.sgt.start": 0.99})  # which no run could have
+
+
+def test_loops_need_time_after_the_last_stack() -> None:
+    """They wait for it, then 16 readings of the entropy and a window follow."""
+    tables: dict[str, dict[str, Any]] = {"stack": {"at": [60.0]}, "sgt": {"start": 5.0, "window": 20.0}}
+    given = policies("stack", "sgt", **tables)
+    build_config({"train.steps": 96, **given})
+    with pytest.raises(InputError, match=r"growth\.stack\.at = 60\.0: leaves sgt no time to grow: .* needs 36 of 95"):
+        build_config({"train.steps": 95, **given})
+
+
+def test_a_key_that_did_nothing_is_passed_over_with_a_note() -> None:
+    """Folders of runs that were written with it can still be read."""
+    given = {**policies("random_births", random_births={"births": 2}), "growth.random_births.feed_every": 5}
+    notes: list[str] = []
+    assert build_config(given, notes.append) == build_config(policies("random_births", random_births={"births": 2}))
+    assert notes == ["growth.random_births.feed_every: of no use, as nothing is measured for births at random times"]
 
 
 @pytest.mark.parametrize("names", [("incrt", "published"), ("random_births", "incrt"), ("static_loops", "sgt")])

@@ -216,7 +216,7 @@ def test_the_threshold_doubles_where_a_head_that_was_born_leaves_and_only_there(
         (3, None, [share]), (4, "birth", [share]), (5, None, [share]), (5, "removal", None), (6, None, [2 * share]),
     ]  # fmt: skip
     assert events[3]["head"] == 1
-    _, _, events = grown([Incrt(**EAGER, last_birth=2), trials(grace=3, tolerance=1.0)], 4, heads=2)
+    _, _, events = grown([Incrt(**{**EAGER, "warm_up": 100}), trials(grace=3, tolerance=1.0)], 4, heads=2)
     assert told(events) == [(3, None, [share]), (3, "removal", None), (4, None, [share])]
 
 
@@ -229,7 +229,7 @@ def test_no_layer_has_more_heads_than_it_may_have() -> None:
 
 def test_an_event_has_the_standard_error_of_the_demand() -> None:
     """Relative to the largest demand, as the demand itself is."""
-    policy = Incrt(**EAGER, last_birth=2)
+    policy = Incrt(**{**EAGER, "warm_up": 100})
     model, growth, events = grown([policy], 20)
     demand = growth.instruments[policy.gauge].read(Probe(model, *KnownTask(heads=2, width=16, length=6).batch(16, 50)))
     (reading,), (layer,) = demand.layers, growth.states["incrt"].layers

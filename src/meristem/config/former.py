@@ -33,6 +33,7 @@ OF_INCRT = (
     "share", "steady", "plateau", "hits", "feeds", "seed",
 )  # fmt: skip
 OF_PRUNE = ("decide_every", "cool_down", "grace", "redundant", "tolerance")
+DROPPED = "growth.random_births.feed_every"  # nothing was fed
 FORMER = frozenset({
     *CHOOSING, "growth.observe_every", *(f"growth.{name}" for name in OF_SGT),
     "incrt.numerics", "incrt.births", *(f"incrt.{name}" for name in (*OF_INCRT, *OF_PRUNE)),
@@ -46,6 +47,10 @@ def former_first(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def translated(values: Mapping[str, Any], note: Callable[[str], None] | None = None) -> dict[str, Any]:
     """The same settings by the keys of today, which are left as they are; `note` is told of those of before."""
+    if DROPPED in values:
+        values = {key: value for key, value in values.items() if key != DROPPED}
+        if note is not None:
+            note(f"{DROPPED}: of no use, as nothing is measured for births at random times")
     given = FORMER & values.keys()
     if not given:
         return dict(values)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from meristem.errors import InputError
-from meristem.growth import Incrt, Policy
+from meristem.growth import Policy
 from meristem.growth.policies import POLICIES
 from meristem.growth.policy import ENDLESS
 
@@ -73,6 +73,18 @@ class GrowthConfig:
             except InputError:
                 if self.has(name) or not self._is_possible(name):
                     raise
+        if self.has("stack") and self.has("sgt"):
+            self._check_loops_after_stack(steps)
+
+    def _check_loops_after_stack(self, steps: int) -> None:
+        """Refuse a stack after which loops, which wait for it, could not settle."""
+        stack, sgt = self.policy("stack", steps), self.policy("sgt", steps)
+        needed = sgt.probed_steps + sgt.window_steps
+        if stack.times[-1] + needed > steps:
+            expected = (
+                f"leaves sgt no time to grow: it waits for the last copy and then needs {needed} of {steps} updates"
+            )
+            raise InputError("growth.stack.at", stack.at[-1], expected)
 
     def _is_possible(self, name: str) -> bool:
         """Whether the table of a policy is right for some run, if a long one."""
@@ -140,27 +152,11 @@ def _made(name: str, policy: Any, settings: Mapping[str, Any], steps: int) -> An
         meant = f"did you mean {table_key(name)}.{nearest(key, own)}?" if own else "it has no settings"
         raise InputError(f"{table_key(name)}.{key}", settings[key], f"unknown key; {meant}")
     try:
-        made = policy(**settings, **length)
-        _check_births(made)
+        return policy(**settings, **length)
     except TypeError as error:  # a value of which a class of one's own can make nothing
         raise InputError(table_key(name), dict(settings), f"does not fit: {error}") from None
     except InputError as error:
         raise InputError(f"{table_key(name)}.{error.field}", error.value, error.expected) from None
-    return made
-
-
-def _check_births(policy: Any) -> None:
-    """Refuse births that would all come too late."""
-    if not isinstance(policy, Incrt):
-        return
-    last = min(policy.last_birth_step, policy.total_steps)
-    if policy.first_birth > last:
-        raise InputError(
-            "last_birth", policy.last_birth,
-            f"leaves no time to grow: of {policy.total_steps} updates births end after {last}, and the first "
-            f"could come after {policy.first_birth}; take smaller warm_up, cool_down, feed_every, feeds, decide_every "
-            "or hits",
-        )  # fmt: skip
 
 
 def _imported(name: str) -> Any:

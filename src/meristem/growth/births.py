@@ -117,7 +117,7 @@ def check_growable(plan: Plan) -> None:
 def check_limits(policy: Policy) -> None:
     """Refuse times, numbers of heads and seeds that there cannot be, of a policy that has these fields."""
     settings = policy.settings
-    for field in ("feed_every", "decide_every"):
+    for field in (field for field in ("feed_every", "decide_every") if field in settings):
         if settings[field] < 1:
             raise InputError(field, settings[field], "must be at least 1")
     if settings["max_heads"] < 0:

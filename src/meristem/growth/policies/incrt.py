@@ -106,7 +106,14 @@ class Incrt(Births):
         for name in ("share", "plateau"):
             if not 0 < getattr(self, name) <= 1:
                 raise InputError(name, getattr(self, name), "must be above 0 and at most 1")
-        last_step(self.last_birth, self.total_steps)  # refuses bad values
+        last = min(last_step(self.last_birth, self.total_steps), self.total_steps)
+        if self.first_birth > last:
+            raise InputError(
+                "last_birth", self.last_birth,
+                f"leaves no time to grow: of {self.total_steps} updates births end after {last}, and the first could "
+                f"come after {self.first_birth}; take smaller warm_up, cool_down, feed_every, feeds, decide_every or "
+                "hits",
+            )  # fmt: skip
 
     @property
     def gauge(self) -> Demand:

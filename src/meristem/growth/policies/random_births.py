@@ -50,7 +50,6 @@ class RandomBirths(Births):
     last_birth: float = 0.7  # none after this: part of the run up to 1, or updates
     start_heads: int = 0  # heads of every layer at the start, those of the plan being the ceiling; 0 for the plan's
     warm_up: int = 300
-    feed_every: int = 5
     decide_every: int = 50
     max_heads: int = 0  # of a layer; 0 for no limit
     seed: int = 0
@@ -59,6 +58,9 @@ class RandomBirths(Births):
         check_limits(self)
         check_integer("births", self.births, 1)
         check_integer("warm_up", self.warm_up, 0)
+        if not self._times:
+            expected = f"leaves no time for births: they end after {self.last_birth_step} updates"
+            raise InputError("warm_up", self.warm_up, expected)
         if self.births > len(self._times):
             span = f"from {self.warm_up} to {self.last_birth_step}, {self.decide_every} updates apart"
             raise InputError("births", self.births, f"must be at most {len(self._times)}, the decisions {span}")

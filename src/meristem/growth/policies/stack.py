@@ -76,7 +76,7 @@ class Stack(Policy):
             return plan
         count = len(plan.layers)
         if count == 1:
-            raise InputError("plan.layers", count, "must be at least 2, for a run to begin with fewer")
+            raise InputError("layers", count, "must be at least 2, for a run to begin with fewer")
         sizes = self.sizes(count) if 0 < (self.start_layers or count // 2) < count else ()
         if list(sizes) != sorted(set(sizes)) or not sizes:
             most = f"must be from 1 to {count - 1}, with a number of blocks of its own for each time in `at`"
