@@ -39,6 +39,9 @@ class GrowthEvent:
     facts: Mapping[str, Any] = field(default_factory=dict)
     plan: str | None = None
 
+    def __post_init__(self) -> None:
+        _check_facts(self)
+
     def to_dict(self) -> dict[str, Any]:
         """A line of events.jsonl."""
         return {
@@ -58,6 +61,9 @@ class Measurement:
     policy: str
     facts: Mapping[str, Any] = field(default_factory=dict)
     plan: str | None = None
+
+    def __post_init__(self) -> None:
+        _check_facts(self)
 
     def to_dict(self) -> dict[str, Any]:
         """A line of events.jsonl."""
@@ -90,6 +96,13 @@ def event_from_dict(data: Mapping[str, Any]) -> Event:
     action = _text(data, "action")
     policy = _text(data, "policy", _FORMER.get(action, "incrt"))
     return GrowthEvent(step, policy, action, _text(data, "rule"), layer, facts, plan)
+
+
+def _check_facts(event: Event) -> None:
+    """Refuse facts that would stand in a line in the place of what the event itself says."""
+    for name in sorted(FIELDS & event.facts.keys()):
+        expected = f"must have another name: {name} is what every event says itself"
+        raise InputError(f"{event.policy}.facts.{name}", event.facts[name], expected)
 
 
 def _text(data: Mapping[str, Any], name: str, default: str | None = None) -> str:
