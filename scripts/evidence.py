@@ -29,9 +29,10 @@ from meristem.comparison import paired_difference
 from meristem.config import Config, build_config, flatten, load_config
 from meristem.data import TokenData
 from meristem.gauges import mean_distances
-from meristem.growth.events import expected_heads
+from meristem.growth.events import GrowthEvent, expected_heads
 from meristem.growth.policies import POLICIES
 from meristem.model import Decoder
+from meristem.runs.entries import growth_events
 from meristem.runs.run_folder import LoadedRun, load_run
 from meristem.training.held_out import held_out_loss, held_out_windows
 from meristem.training.loop import train
@@ -200,8 +201,9 @@ def run_one(
     loaded = load_run(folder)
     entries = list(loaded.folder.read(loaded.folder.metrics))
     metrics = [entry for entry in entries if "loss" in entry]
-    events = [entry for entry in loaded.folder.read(loaded.folder.events) if entry["event"] == "growth"]
-    decisions = [entry for entry in loaded.folder.read(loaded.folder.events) if "predicted_heads" in entry]
+    events = growth_events(loaded.folder.read(loaded.folder.events), config.train.steps)
+    growth = [event.to_dict() for event in events if isinstance(event, GrowthEvent)]
+    decisions = [event for event in events if "predicted_heads" in event.facts]
     plan = loaded.model.plan
     result = {
         "study": study, "arm": arm, "seed": seed, "heads": list(plan.heads),
@@ -211,10 +213,10 @@ def run_one(
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu", "settings": flatten(config),
         "curve": [[entry["step"], entry["loss"]] for entry in metrics[:: max(1, len(metrics) // 60)]],
         "growth": [
-            {key: entry.get(key) for key in KEPT} for entry in events
+            {key: entry.get(key) for key in KEPT} for entry in growth
         ],
         "predicted": expected_heads(decisions),
-        "demand": [[entry["step"], entry["demand"]] for entry in decisions[:: max(1, len(decisions) // 30)]],
+        "demand": [[event.step, event.facts["demand"]] for event in decisions[:: max(1, len(decisions) // 30)]],
         **measured(loaded, entries, options),
     }  # fmt: skip
     shutil.rmtree(folder)

@@ -58,6 +58,23 @@ def test_a_decision_that_cannot_be_changes_nothing() -> None:
     assert grower.states == {"half": 0}
 
 
+@dataclass(frozen=True)
+class Overwrites(Half):
+    """Wants something that can be, and would tell of it as of another step."""
+
+    def decide(self, state: Any, step: int, plan: Plan, readings: Readings) -> Decision:
+        return Decision(state + 1, (Change("again", "why not", (RepeatBlock(0, 2),), 0, {"step": 7}),))
+
+
+def test_a_decision_that_cannot_be_told_changes_nothing() -> None:
+    model = Decoder(PLAN)
+    grower = Grower(model, None, [Overwrites()])
+    with pytest.raises(InputError, match=r"overwrites\.facts\.step = 7: must have another name"):
+        grower.step(*windows(0))
+    assert model.plan == PLAN
+    assert grower.states == {"overwrites": 0}
+
+
 class NoDataclass(Policy):
     def needs(self, state: Any, step: int, plan: Plan) -> None:
         return None

@@ -15,7 +15,7 @@ from commands import Call
 from meristem import files
 from meristem.report.pictures import draw_growth, draw_loss, run_text
 from meristem.runs.run_folder import RunFolder
-from training.helpers import EAGER_HEADS, copy_run, prepared, trained
+from training.helpers import EAGER_HEADS, EAGER_PRUNING, copy_run, prepared, trained
 
 GROWS: dict[str, dict[str, Any]] = {
     "loops": {
@@ -23,6 +23,10 @@ GROWS: dict[str, dict[str, Any]] = {
         "growth__observe": True, "growth__observe_every": 3, "growth__excluded": [],
     },
     "heads": {"train__steps": 30, **EAGER_HEADS},
+    "blocks, and policies of one's own": {
+        "growth__policies": ["stack", "report.own_policies:Odd", "report.own_policies:MeToo", "prune"],
+        "growth__stack__at": [3], **EAGER_PRUNING,
+    },
 }  # fmt: skip
 VALUES: tuple[Any, ...] = (None, True, -1, 10**400, 3.5, "x", [], {}, [None], [[]], [[1, "y"]], {"layer": 7}, 1e308)
 

@@ -12,6 +12,7 @@ import pytest
 
 from commands import Call
 from meristem.data import prepare_labelled
+from meristem.growth.events import Event, event_from_dict
 from meristem.report.drawing.colours import BACKGROUND, BLUE, GUIDE, INK, ORANGE
 from meristem.report.head_history import HINT, HeadHistory
 from meristem.report.heads_figure import COLOURS, SHOWN, heads_svg
@@ -27,10 +28,10 @@ RULE = "the demand is certain, large and steady"
 def decision(
     step: int, heads: Sequence[int], demand: Sequence[float | None], *, noise: float | None = 0.01,
     threshold: float | Sequence[float] = 0.1, predicted: Sequence[int] | None = None, **change: Any,
-) -> dict[str, Any]:  # fmt: skip
-    """A line of events.jsonl, as HeadGrowth writes it."""
+) -> Event:  # fmt: skip
+    """What was decided or measured about heads, from a line of events.jsonl of before there were versions."""
     layers = len(heads)
-    return {
+    line = {
         "step": step, "event": "growth" if change else "demand", "loss": 1.0, "heads": list(heads),
         "demand": list(demand), "noise": [noise] * len(demand),
         "threshold": [threshold] * len(demand) if isinstance(threshold, float) else list(threshold),
@@ -38,6 +39,7 @@ def decision(
         "predicted_heads": [{"count": count, "estimate": 1.0} for count in predicted or [4] * len(demand)],
         **({"rule": RULE, **change} if change else {}),
     }  # fmt: skip
+    return event_from_dict(line)
 
 
 def one_layer() -> HeadHistory:
@@ -147,7 +149,7 @@ def test_lines_of_what_is_not_known() -> None:
 
 def test_births_at_random_times_measure_nothing() -> None:
     birth = decision(30, [2, 1], [], action="birth", layer=0)
-    history = HeadHistory((1, 1), 60, [decision(20, [1, 1], []), birth], [(1, 3.0), (60, 2.0)], "random")
+    history = HeadHistory((1, 1), 60, [decision(20, [1, 1], []), birth], [(1, 3.0), (60, 2.0)])
     assert history.readings == [[], []]
     assert history.lines() == [
         f"step 30: a head is born: layer 0 now has 2 heads ({RULE})",
@@ -242,7 +244,7 @@ def test_labels(layers: int) -> None:
 def test_a_run_that_has_just_begun(last_step: int) -> None:
     for layers in (1, 3, 8):
         whole = many_layers(layers)
-        seen = [entry for entry in whole.decisions if entry["step"] <= last_step]
+        seen = [event for event in whole.decisions if event.step <= last_step]
         for losses in ((), ((1, math.nan),), whole.losses[:last_step]):
             root = parsed(heads_svg(HeadHistory(whole.start, last_step, seen, losses)))
             assert_labels_are_inside_and_apart(root)
@@ -265,15 +267,15 @@ def test_many_layers_are_rows_with_the_counts_at_the_changes() -> None:
     history = many_layers(6)
     root = parsed(heads_svg(history))
     rows = {layer: 100 + 26 * (5 - layer) + 13 for layer in range(6)}
-    born = [(x(e["step"], 2000), rows[e["layer"]]) for e in history.changes if e["action"] == "birth"]
+    born = [(x(e.step, 2000), rows[e.layer or 0]) for e in history.changes if e.action == "birth"]
     drawn = rings(root, stroke=ORANGE, fill=BACKGROUND)
     assert sum(sorted(drawn), ()) == pytest.approx(sum(sorted(born), ()), abs=0.02)
     assert texts(root).count("2 heads") == history.heads.count(2)
     largest, median = points(curves(root, ORANGE)[0]), points(curves(root, BLUE)[0])
     assert len(largest) == len(median) == len(history.decisions)
-    for entry, (_, top), (_, middle) in zip(history.decisions[:10], largest, median, strict=False):
-        assert top == pytest.approx(demand_height(root, max(entry["demand"])), abs=0.05)
-        two = sorted(entry["demand"])[2:4]
+    for event, (_, top), (_, middle) in zip(history.decisions[:10], largest, median, strict=False):
+        assert top == pytest.approx(demand_height(root, max(event.facts["demand"])), abs=0.05)
+        two = sorted(event.facts["demand"])[2:4]
         assert middle == pytest.approx(demand_height(root, sum(two) / 2), abs=0.05)
 
 
@@ -340,7 +342,7 @@ ARMS: dict[str, dict[str, Any]] = {
 def test_a_decoder_that_grew(arm: str, tmp_path: Path, call: Call) -> None:
     run = trained(prepared(tmp_path), tmp_path / "run", **{**EAGER, **ARMS[arm]})
     assert_told_by_its_files(run, call)
-    assert read_head_history(run).criterion == arm
+    assert read_head_history(run).criterion == ("published" if arm == "published" else "demand")
 
 
 def test_a_classifier_that_grew(tmp_path: Path, call: Call) -> None:

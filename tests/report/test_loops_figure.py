@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from meristem.growth import LoopHeads, RepeatBlock, Sgt, SgtState
+from meristem.growth.events import GrowthEvent
 from meristem.plan import Plan
 from meristem.report.drawing.colours import ORANGE
 from meristem.report.loop_history import History
@@ -43,15 +44,11 @@ def simulated(plan: Plan, policy: Sgt, observe_every: int = 0, delta: float = 0.
             made = policy.judge(state, step, heads)
             state = made.state
             grown = next((g for g in state.grown if g.layer == made.layer), None)
-            decisions.append(
-                {
-                    **seen,
-                    "action": made.action,
-                    "layer": made.layer,
-                    "heads": None if grown is None else list(grown.heads),
-                    "shortlist": list(made.shortlist),
-                }
-            )
+            facts = {
+                "head_entropy": heads, "loops": seen["loops"], "heads": None if grown is None else list(grown.heads),
+                "passes": None if grown is None else len(grown.births), "shortlist": list(made.shortlist),
+            }  # fmt: skip
+            decisions.append(GrowthEvent(step, "sgt", made.action, made.rule, made.layer, facts))
     return History(plan, last_step, decisions, observations, policy)
 
 
@@ -218,9 +215,8 @@ def test_entropies_that_are_not_finite_are_gaps() -> None:
     broken: list[Any] = entropy(6, 4, 2)
     broken[4] = [0.5, None, 0.5, 0.5]
     observations = [{"step": s, "head_entropy": broken if s == 2 else entropy(6, 4, s)} for s in (1, 2, 3)]
-    decision = {
-        "step": 2, "head_entropy": broken, "action": "wait", "layer": None, "heads": None, "shortlist": [],
-    }  # fmt: skip
+    facts = {"head_entropy": broken, "heads": None, "passes": None, "shortlist": []}
+    decision = GrowthEvent(2, "sgt", "wait", "", facts=facts)
     policy = Sgt(total_steps=10, start=2, window=2)
     for seen in ((), observations):
         history = History(uniform(6), 3, [decision], seen, policy)
@@ -249,7 +245,7 @@ def test_strengths_that_are_not_finite_spoil_no_picture() -> None:
 def test_the_end_of_a_fade_is_no_birth() -> None:
     policy = Sgt(total_steps=300, start=40, window=50, birth="paper", max_layers=1)
     history = simulated(uniform(4), policy)
-    fade = {"step": 90, "action": "fade", "layer": 3, "heads": [0, 1], "passes": 1, "shortlist": []}
+    fade = GrowthEvent(90, "sgt", "fade", "", 3, {"heads": [0, 1], "passes": 1, "shortlist": []})
     told = History(history.plan, history.last_step, [*history.decisions, fade], (), policy)
     assert [(one.layer, one.number, one.birth) for one in told.passes] == [(3, 1, 40)]
     assert told.structure(300) == history.structure(300)

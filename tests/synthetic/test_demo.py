@@ -14,6 +14,7 @@ from rich.console import Console
 
 from commands import Call
 from meristem.growth import Incrt, Prune, Published
+from meristem.growth.events import Measurement, event_from_dict
 from meristem.report.head_history import HeadHistory
 from meristem.synthetic import Found
 from meristem.synthetic.demo import Demo, verdict
@@ -135,7 +136,7 @@ def measured(predicted: int | None) -> HeadHistory:
         "step": 50, "event": "demand", "heads": [1], "demand": [demand], "noise": [0.1], "threshold": [0.1],
         "rules": [""], "predicted_heads": [{"count": predicted or 8, "estimate": 1.0}],
     }  # fmt: skip
-    return HeadHistory((1,), 100, [entry])
+    return HeadHistory((1,), 100, [event_from_dict(entry)])
 
 
 def test_verdicts() -> None:
@@ -154,7 +155,7 @@ def test_verdicts() -> None:
 
 def standing(demand: float | None, heads: int = 3) -> Standing:
     now = Standing(400, "demand")
-    event = {"event": "demand", "demand": [demand], "threshold": [0.1]}
+    event = Measurement(100, "incrt", {"demand": [demand], "threshold": [0.1]})
     now.move(100, 0.25, heads, [event])
     return now
 

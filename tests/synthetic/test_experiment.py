@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from meristem.growth import Incrt, Prune, Published
+from meristem.growth.events import GrowthEvent
 from meristem.synthetic import Found, KnownTask, grow
 from meristem.synthetic.experiment import DECAY
 
@@ -26,8 +27,8 @@ def grown(task: KnownTask, **options: Any) -> Found:
     return grow(task, [Incrt(seed=task.seed), Prune()], seed=task.seed, **options)
 
 
-def changes(outcome: Found, action: str) -> list[dict[str, Any]]:
-    return [event for event in outcome.events if event.get("action") == action]
+def changes(outcome: Found, action: str) -> list[GrowthEvent]:
+    return [event for event in outcome.events if isinstance(event, GrowthEvent) and event.action == action]
 
 
 # --- oracles ------------------------------------------------------------------------------------------------------
@@ -37,8 +38,8 @@ def assert_found(outcome: Found) -> None:
     answer = outcome.task.answer
     assert outcome.heads in (answer, answer + 1)
     assert outcome.loss < 0.01
-    assert all(event["demand"][0] > event["threshold"][0] for event in changes(outcome, "birth"))
-    *_, last = (event for event in outcome.events if event["policy"] == "incrt")
+    assert all(event.facts["demand"][0] > event.facts["threshold"][0] for event in changes(outcome, "birth"))
+    *_, last = (event.facts for event in outcome.events if event.policy == "incrt")
     assert last["demand"][0] < last["threshold"][0]  # sufficient: nothing above the threshold is left
 
 
@@ -89,8 +90,8 @@ def test_incrt_oracle_21_heads_that_are_too_many_leave() -> None:
     removals = changes(outcome, "removal")
     assert len(removals) - len(changes(outcome, "birth")) == 8 - outcome.heads
     for event in removals:
-        assert event["loss_without"] <= event["loss_with"] + 0.01 * max(event["loss_with"], 1e-3)
-    assert outcome.loss <= 1.01 * removals[0]["loss_with"]
+        assert event.facts["loss_without"] <= event.facts["loss_with"] + 0.01 * max(event.facts["loss_with"], 1e-3)
+    assert outcome.loss <= 1.01 * removals[0].facts["loss_with"]
 
 
 # --- what a run is ------------------------------------------------------------------------------------------------
@@ -109,7 +110,7 @@ def test_reports_follow_every_update() -> None:
     )  # fmt: skip
     assert [step for step, *_ in told] == list(range(1, 31))
     assert [step for step, _, _, events in told if events] == [10, 20, 30]
-    assert [event["step"] for event in outcome.events] == [10, 20, 30]
+    assert [event.step for event in outcome.events] == [10, 20, 30]
 
 
 def test_runs_are_reproducible() -> None:
@@ -121,7 +122,7 @@ def test_runs_are_reproducible() -> None:
 def test_births_end_when_the_learning_rate_falls() -> None:
     """Also those of the published rule, which would go on."""
     outcome = grow(KnownTask(), [Published(share=1e-3)], steps=300)
-    born = [event["step"] for event in changes(outcome, "birth")]
+    born = [event.step for event in changes(outcome, "birth")]
     assert born
     assert max(born) <= 210
     assert outcome.heads == 1 + len(born)

@@ -16,7 +16,8 @@ from commands import Call
 from meristem.errors import InputError, RunError
 from meristem.files import sha256_of
 from meristem.growth import Incrt, Published, RandomBirths
-from meristem.growth.descriptions import describe_demand, describe_growth
+from meristem.growth.descriptions import describe_demand
+from meristem.growth.events import Measurement, event_from_dict
 from meristem.plan import Plan
 from meristem.runs.checkpoint import list_checkpoints, load_checkpoint
 from meristem.runs.run_folder import RunFolder, load_run
@@ -123,14 +124,14 @@ def test_heads_are_born_and_leave_and_the_record_says_so(arms: Runs) -> None:
             assert [len(shares) for shares in entry["own_share"]] in (heads, left)
         if entry["event"] == "growth":
             heads[entry["layer"]] += {"birth": 1, "removal": -1, "spare": 0}[entry["action"]]
-            assert describe_growth(entry).startswith(
+            assert str(event_from_dict(entry)).startswith(
                 {"birth": "a head is born: layer", "removal": "a head has left: layer", "spare": "layer"}[
                     entry["action"]
                 ]
             )
         assert entry.get("heads", heads) == heads
         if entry["policy"] == "incrt":
-            assert describe_demand(entry, "demand").startswith(f"heads {heads[0]}-{heads[1]}")
+            assert describe_demand(event_from_dict(entry)).startswith(f"heads {heads[0]}-{heads[1]}")
     assert Plan.from_dict(newest(run).state["plan"]).heads == tuple(heads)
 
 
@@ -271,10 +272,10 @@ def test_lines_show_what_they_are_told(capsys: pytest.CaptureFixture[str]) -> No
 
 def test_demand_in_words() -> None:
     event = {"heads": [1, 2], "demand": [0.05, 0.3], "noise": [0.01, 0.0512], "threshold": [0.1, 0.1]}
-    assert describe_demand(event, "demand") == "heads 1-2 demand 0.30 ± 0.051 of 0.10 in L1"
+    assert describe_demand(Measurement(9, "incrt", event)) == "heads 1-2 demand 0.30 ± 0.051 of 0.10 in L1"
     one = {"heads": [3], "demand": [0.05], "noise": [None], "threshold": [0.1]}
-    assert describe_demand(one, "published") == "heads 3 energy 0.05 of 0.10"
-    assert describe_demand({**one, "demand": [None]}, "random") == "heads 3"
+    assert describe_demand(Measurement(9, "published", one)) == "heads 3 energy 0.05 of 0.10"
+    assert describe_demand(Measurement(9, "random_births", {**one, "demand": [None]})) == "heads 3"
 
 
 # --- what cannot be --------------------------------------------------------------------------------------------------

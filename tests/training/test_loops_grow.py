@@ -24,7 +24,8 @@ from meristem.config import OptimizerConfig, build_config, flatten, load_config
 from meristem.errors import InputError, RunError
 from meristem.gauges.entropy import EntropyGauge, HeadReadings, read_heads
 from meristem.growth import BlockLoop, LoopHeads, Sgt
-from meristem.growth.descriptions import describe_growth, describe_loops, describe_structure
+from meristem.growth.descriptions import describe_loops, describe_structure
+from meristem.growth.events import GrowthEvent, event_from_dict
 from meristem.model import Decoder
 from meristem.plan import Gates, Loop, Plan
 from meristem.runs.checkpoint import MANIFEST, list_checkpoints, load_checkpoint
@@ -617,7 +618,7 @@ def test_decisions_and_loops_are_told_while_a_model_trains(
     assert re.search(rf"step {STEPS}/{STEPS} .*  L3:{first} x1 L2:{second} x1 L1:{third} x1\n", text)
     assert "step 11: layer 2 now loops heads " in text
     assert "step 21: growth has ended (3 layers have grown, and none of these that is on the shortlist " in text
-    told = [describe_growth(entry) for entry in decisions(source)]
+    told = [str(event_from_dict(entry)) for entry in decisions(source)]
     for entry, line in zip(decisions(source)[1:], told[1:], strict=True):
         assert f"step {entry['step']}: {line}\n" in text
     assert told[0].endswith(f"(deepest layer of the shortlist; shortlist {decisions(source)[0]['shortlist']})")
@@ -677,29 +678,23 @@ def test_what_is_not_finite_is_no_reason_to_write_a_log_that_only_python_reads(t
 
 
 def test_a_deeper_loop_and_a_window_without_a_decision_in_words() -> None:
-    event = {"action": "deepen", "layer": 5, "heads": [0, 3], "passes": 2, "rule": "why", "shortlist": [5, 1]}
-    assert describe_growth(event) == "layer 5 now loops heads 0, 3 in 2 passes (why; shortlist [5, 1])"
-    waited: dict[str, Any] = {
-        "action": "wait",
-        "layer": None,
-        "heads": None,
-        "passes": None,
-        "rule": "?",
-        "shortlist": [],
-    }
-    assert describe_growth(waited) == "no growth (?)"
+    facts = {"heads": [0, 3], "passes": 2, "shortlist": [5, 1]}
+    event = GrowthEvent(9, "sgt", "deepen", "why", 5, facts)
+    assert str(event) == "layer 5 now loops heads 0, 3 in 2 passes (why; shortlist [5, 1])"
+    waited = GrowthEvent(9, "sgt", "wait", "?", facts={"heads": None, "passes": None, "shortlist": []})
+    assert str(waited) == "no growth (?)"
 
 
 def test_a_published_birth_and_the_end_of_its_fade_in_words() -> None:
-    born: dict[str, Any] = {
-        "action": "add", "layer": 5, "heads": [0, 3], "passes": 1, "rule": "why", "shortlist": [5, 1], "birth": "paper",
-    }  # fmt: skip
-    assert describe_growth(born) == "layer 5 now loops all heads, 0, 3 to stay (why; shortlist [5, 1])"
-    assert describe_growth({**born, "birth": "gate"}) == "layer 5 now loops heads 0, 3 (why; shortlist [5, 1])"
-    faded = {"action": "fade", "layer": 5, "heads": [0, 3], "passes": 1, "rule": "why", "shortlist": []}
-    assert describe_growth(faded) == "layer 5 now loops heads 0, 3 only (why)"
-    deeper = {**born, "action": "deepen", "passes": 2}
-    assert describe_growth(deeper) == "layer 5 now loops heads 0, 3 in 2 passes (why; shortlist [5, 1])"
+    facts = {"heads": [0, 3], "passes": 1, "shortlist": [5, 1], "birth": "paper"}
+    born = GrowthEvent(9, "sgt", "add", "why", 5, facts)
+    assert str(born) == "layer 5 now loops all heads, 0, 3 to stay (why; shortlist [5, 1])"
+    gate = replace(born, facts={**facts, "birth": "gate"})
+    assert str(gate) == "layer 5 now loops heads 0, 3 (why; shortlist [5, 1])"
+    faded = replace(born, action="fade", facts={"heads": [0, 3], "passes": 1, "shortlist": []})
+    assert str(faded) == "layer 5 now loops heads 0, 3 only (why)"
+    deeper = replace(born, action="deepen", facts={**facts, "passes": 2})
+    assert str(deeper) == "layer 5 now loops heads 0, 3 in 2 passes (why; shortlist [5, 1])"
 
 
 def test_the_end_of_a_fade_is_told_and_recorded(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

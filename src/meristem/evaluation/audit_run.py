@@ -25,7 +25,7 @@ from meristem.growth.events import expected_heads
 from meristem.growth.policies.incrt import Incrt, IncrtState
 from meristem.model import Classifier
 from meristem.runs.checkpoint import checkpoint_name, load_state
-from meristem.runs.entries import sound_head_growth
+from meristem.runs.entries import growth_events, sound_head_growth
 from meristem.runs.former_state import incrt_state
 from meristem.runs.run_folder import LoadedRun, load_run
 from meristem.training.classification import spread_rows
@@ -172,6 +172,6 @@ def _policy(loaded: LoadedRun) -> tuple[Incrt, IncrtState | None]:
 def _predicted(loaded: LoadedRun) -> list[dict[str, float] | None]:
     """How many heads the run let one expect when it first knew, of every layer; None if it did not say."""
     folder = loaded.folder
-    events = sound_head_growth(folder.read(folder.events), len(folder.plan.layers), loaded.config.train.steps)
-    expected = expected_heads(events)
+    events = growth_events(folder.read(folder.events), loaded.config.train.steps)
+    expected = expected_heads(sound_head_growth(events, folder.plan.heads))
     return [None] * len(loaded.model.plan.layers) if expected is None else [*expected]

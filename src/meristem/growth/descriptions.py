@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from itertools import groupby
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from meristem.plan import Plan
+from meristem.wording import counted
+
+if TYPE_CHECKING:
+    from meristem.growth.events import Event, GrowthEvent
 
 
 def describe_structure(plan: Plan) -> str:
@@ -23,55 +26,76 @@ def describe_loops(plan: Plan) -> str:
     return " ".join(reversed(parts))
 
 
-def describe_growth(event: dict[str, Any]) -> str:
-    """A decision in one line; what a policy of somebody's own does is told plainly, whatever it calls it."""
-    if event["action"] in ("birth", "removal", "spare") and isinstance(event.get("heads"), list):
-        return _describe_head(event)
-    if event["action"] == "stack" and {"before", "layers", "order"} <= event.keys():
-        return f"{event['before']} blocks become {event['layers']}: {event['order']} ({event['rule']})"
-    if event["action"] not in ("add", "fade", "deepen", "fix", "wait") or "shortlist" not in event:
-        where = "" if event.get("layer") is None else f" in layer {event['layer']}"
-        return f"{event['action']}{where} ({event['rule']})"
-    heads = ", ".join(map(str, event["heads"] or ()))
-    looped = f"all heads, {heads} to stay" if event.get("birth") == "paper" else f"heads {heads}"
-    done = {
-        "add": f"layer {event['layer']} now loops {looped}",
-        "fade": f"layer {event['layer']} now loops heads {heads} only",
-        "deepen": f"layer {event['layer']} now loops heads {heads} in {event['passes']} passes",
-        "fix": "growth has ended",
-        "wait": "no growth",
-    }[event["action"]]
-    listed = f" {event['shortlist']}" if event["shortlist"] else ""
-    return f"{done} ({event['rule']}{'; shortlist' if listed else ''}{listed})"
+def describe_growth(event: GrowthEvent) -> str:
+    """A decision in one line; where a policy of somebody's own has other facts than those here, it is told plainly."""
+    plainly = event.action if event.layer is None else f"{event.action} in layer {event.layer}"
+    done = _head_done(event) or _loop_done(event) or _stack_done(event) or plainly
+    listed = f"; shortlist {event.facts['shortlist']}" if event.facts.get("shortlist") else ""
+    return f"{done} ({event.rule}{listed})"
 
 
-def _describe_head(event: dict[str, Any]) -> str:
-    layer = event["layer"]
-    count = event["heads"][layer]
-    now = f"layer {layer} now has {count} head{'s' if count > 1 else ''}"
-    done = {
+def _head_done(event: GrowthEvent) -> str:
+    """What was done to a head, where the heads of all layers are known."""
+    layer, heads = event.layer, event.facts.get("heads")
+    if layer is None or not isinstance(heads, list) or layer not in range(len(heads)) or type(heads[layer]) is not int:
+        return ""
+    now = f"layer {layer} now has {counted(heads[layer], 'head')}"
+    return {
         "birth": f"a head is born: {now}",
         "removal": f"a head has left: {now}",
-        "spare": f"layer {layer} keeps its head {event.get('head')}",
-    }[event["action"]]
-    return f"{done} ({event['rule']})"
+        "spare": f"layer {layer} keeps its head {event.facts.get('head')}",
+    }.get(event.action, "")
+
+
+def _loop_done(event: GrowthEvent) -> str:
+    """What was done about loops, where their heads and passes are told."""
+    layer, facts = event.layer, event.facts
+    if not {"heads", "passes"} <= facts.keys() or not isinstance(facts["heads"], list | None):
+        return ""
+    heads = ", ".join(map(str, facts["heads"] or ()))
+    looped = f"all heads, {heads} to stay" if facts.get("birth") == "paper" else f"heads {heads}"
+    return {
+        "add": f"layer {layer} now loops {looped}",
+        "fade": f"layer {layer} now loops heads {heads} only",
+        "deepen": f"layer {layer} now loops heads {heads} in {facts['passes']} passes",
+        "fix": "growth has ended",
+        "wait": "no growth",
+    }.get(event.action, "")
+
+
+def _stack_done(event: GrowthEvent) -> str:
+    facts = event.facts
+    if event.action != "stack" or not {"before", "layers", "order"} <= facts.keys():
+        return ""
+    return f"{facts['before']} blocks become {facts['layers']}: {facts['order']}"
 
 
 # What births are decided by, by criterion or policy; births at random times measure nothing.
 MEASURES = {"demand": "demand", "incrt": "demand", "published": "energy"}
 
 
-def describe_demand(event: Mapping[str, Any], criterion: str) -> str:
-    """The heads of all layers, and the demand of the layer that is nearest to a birth, or farthest above."""
-    measured = zip(event["demand"], event["noise"], event["threshold"], strict=True)
+def describe_demand(event: Event) -> str:
+    """The heads of all layers, and the demand of the layer that is nearest to a birth, or farthest above.
+
+    Empty if the event does not tell of these, whatever a policy of somebody's own may call so.
+    """
+    heads = event.facts.get("heads")
+    measured: list[Any] = [event.facts.get(name) for name in ("demand", "noise", "threshold")]
+    if not isinstance(heads, list) or not all(map(_are_numbers, measured)) or len(set(map(len, measured))) > 1:
+        return ""
     known = [
         (demand / threshold, demand, "" if noise is None else f" ± {noise:.2g}", threshold, layer)
-        for layer, (demand, noise, threshold) in enumerate(measured)
+        for layer, (demand, noise, threshold) in enumerate(zip(*measured, strict=True))
         if demand is not None and threshold
     ]
-    heads = "heads " + "-".join(map(str, event["heads"]))
+    text = "heads " + "-".join(map(str, heads))
     if not known:
-        return heads
+        return text
     _, demand, noise, threshold, layer = max(known)
-    where = f" in L{layer}" if len(event["heads"]) > 1 else ""
-    return f"{heads} {MEASURES.get(criterion, criterion)} {demand:.2f}{noise} of {threshold:.2f}{where}"
+    where = f" in L{layer}" if len(heads) > 1 else ""
+    return f"{text} {MEASURES.get(event.policy, 'demand')} {demand:.2f}{noise} of {threshold:.2f}{where}"
+
+
+def _are_numbers(values: Any) -> bool:
+    """Whether this is a list of numbers, with None for those that are not known."""
+    return isinstance(values, list) and all(value is None or type(value) in (int, float) for value in values)

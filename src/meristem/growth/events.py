@@ -14,9 +14,13 @@ from meristem.errors import InputError
 from meristem.growth.descriptions import describe_growth
 
 VERSION = 1
+# Names of what is done that readers know more of than the name; policies of somebody's own may have others.
+HEAD_CHANGES = ("birth", "removal")
+HEAD_ACTIONS = (*HEAD_CHANGES, "spare")
+LOOP_ACTIONS = ("add", "deepen", "fade", "fix", "wait")
+FIELDS = frozenset(("step", "event", "version", "policy", "action", "layer", "rule", "plan"))  # of a line; no facts
 # Which policy wrote a line of before events said so, by its action.
-_FORMER = {"birth": "incrt", "removal": "incrt", "spare": "prune"}
-_LOOPS = ("add", "deepen", "fade", "fix", "wait")
+_FORMER = {"spare": "prune", **dict.fromkeys(LOOP_ACTIONS, "sgt")}
 
 
 @dataclass(frozen=True)
@@ -35,6 +39,9 @@ class GrowthEvent:
     facts: Mapping[str, Any] = field(default_factory=dict)
     plan: str | None = None
 
+    def __post_init__(self) -> None:
+        _check_facts(self)
+
     def to_dict(self) -> dict[str, Any]:
         """A line of events.jsonl."""
         return {
@@ -43,7 +50,7 @@ class GrowthEvent:
         }  # fmt: skip
 
     def __str__(self) -> str:
-        return describe_growth(self.to_dict())
+        return describe_growth(self)
 
 
 @dataclass(frozen=True)
@@ -54,6 +61,9 @@ class Measurement:
     policy: str
     facts: Mapping[str, Any] = field(default_factory=dict)
     plan: str | None = None
+
+    def __post_init__(self) -> None:
+        _check_facts(self)
 
     def to_dict(self) -> dict[str, Any]:
         """A line of events.jsonl."""
@@ -71,21 +81,28 @@ def event_from_dict(data: Mapping[str, Any]) -> Event:
     """The inverse of `to_dict`, for lines of older versions too; what is no event of growth is refused by name."""
     if data.get("version", VERSION) != VERSION:
         raise InputError("version", data["version"], f"must be {VERSION}")
-    known = {"step", "event", "version", "policy", "plan"}
-    plan = data.get("plan")
-    if type(data.get("step")) is not int:
-        raise InputError("step", data.get("step"), "must be an integer")
+    step, layer, plan = data.get("step"), data.get("layer"), data.get("plan")
+    if type(step) is not int:
+        raise InputError("step", step, "must be an integer")
+    if plan is not None and not isinstance(plan, str):
+        raise InputError("plan", plan, "must be text or null")
+    facts = {name: value for name, value in data.items() if name not in FIELDS}
     if data.get("event") in ("measured", "demand"):
-        facts = {name: value for name, value in data.items() if name not in known}
-        return Measurement(data["step"], _text(data, "policy", "incrt"), facts, plan)
+        return Measurement(step, _text(data, "policy", "incrt"), facts, plan)
     if data.get("event") != "growth":
         raise InputError("event", data.get("event"), "must be growth or measured")
-    facts = {name: value for name, value in data.items() if name not in known | {"action", "layer", "rule"}}
-    action, layer = _text(data, "action"), data.get("layer")
     if layer is not None and type(layer) is not int:
         raise InputError("layer", layer, "must be an integer or null")
-    former = "sgt" if action in _LOOPS else _FORMER.get(action, "incrt")
-    return GrowthEvent(data["step"], _text(data, "policy", former), action, _text(data, "rule"), layer, facts, plan)
+    action = _text(data, "action")
+    policy = _text(data, "policy", _FORMER.get(action, "incrt"))
+    return GrowthEvent(step, policy, action, _text(data, "rule"), layer, facts, plan)
+
+
+def _check_facts(event: Event) -> None:
+    """Refuse facts that would stand in a line in the place of what the event itself says."""
+    for name in sorted(FIELDS & event.facts.keys()):
+        expected = f"must have another name: {name} is what every event says itself"
+        raise InputError(f"{event.policy}.facts.{name}", event.facts[name], expected)
 
 
 def _text(data: Mapping[str, Any], name: str, default: str | None = None) -> str:
@@ -95,12 +112,13 @@ def _text(data: Mapping[str, Any], name: str, default: str | None = None) -> str
     return value
 
 
-def expected_heads(events: Iterable[Mapping[str, Any]]) -> list[dict[str, float]] | None:
+def expected_heads(events: Iterable[Event]) -> list[dict[str, float]] | None:
     """How many heads of every layer the first measurement let one expect; None if no event says so.
 
     Before the thresholds are known there is nothing to count against.
     """
     for event in events:
-        if event.get("predicted_heads") and all(value is not None for value in event["threshold"]):
-            return list(event["predicted_heads"])
+        predicted, threshold = event.facts.get("predicted_heads"), event.facts.get("threshold")
+        if predicted and threshold and None not in threshold:
+            return list(predicted)
     return None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, is_dataclass
+from dataclasses import dataclass, field, is_dataclass, replace
 from typing import Any
 
 import torch
@@ -142,9 +142,11 @@ class Grower:
         if conflict is not None:
             growth.events.append(GrowthEvent(self.done, name, "postponed", *conflict, {}, self._digest))
             return
+        told = [GrowthEvent(self.done, name, c.action, c.rule, c.layer, c.facts) for c in decision.changes]
         self.states[name] = decision.state
-        for change in decision.changes:
+        for change, event in zip(decision.changes, told, strict=True):
             self._change(name, change, probe, growth)
+            growth.events.append(replace(event, plan=self._digest))
         for edit in decision.quiet:
             apply_edit(self.model, self.optimizer, edit)
         if decision.measured is not None:
@@ -179,8 +181,6 @@ class Grower:
         if change.edits:  # what was seen is of the structure before
             probe.forget()
             growth.readings.clear()
-        event = GrowthEvent(self.done, name, change.action, change.rule, change.layer, change.facts, self._digest)
-        growth.events.append(event)
 
     @property
     def _digest(self) -> str:

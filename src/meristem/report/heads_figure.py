@@ -10,6 +10,7 @@ from functools import partial
 from itertools import pairwise
 from statistics import median
 
+from meristem.growth.events import HEAD_CHANGES
 from meristem.report.curves import Curve, finite_points, loss_range, smoothed, thinned
 from meristem.report.drawing.colours import BACKGROUND, BLUE, GREEN, GRID, INK, MUTED, ORANGE, PURPLE, shade
 from meristem.report.drawing.elements import Box, Point, area, badge, band, boxes, circle, dot, polyline, text
@@ -17,7 +18,7 @@ from meristem.report.drawing.frame import EndLabel, Frame, LegendEntry, apart, c
 from meristem.report.drawing.numbers import loss_text
 from meristem.report.drawing.panels import Panel, StepLine, stacked, with_lines
 from meristem.report.drawing.scales import CountScale, LogScale, Scale
-from meristem.report.head_history import CHANGES, DemandPoint, HeadHistory
+from meristem.report.head_history import DemandPoint, HeadHistory
 from meristem.wording import counted
 
 COLOURS = (BLUE, ORANGE, GREEN, PURPLE)  # of the layers; more layers than that are rows
@@ -47,15 +48,15 @@ def head_panels(history: HeadHistory, loss_scale: tuple[float, float] | None = N
         below.append(_demand_panel(history, curves))
     if finite_points(history.losses):
         below.append(_loss_panel(history.losses, loss_scale))
-    changes = [StepLine(step) for step in sorted({entry["step"] for entry in history.changes})]
+    changes = [StepLine(step) for step in sorted({event.step for event in history.changes})]
     return [heads, *with_lines(below, changes)]
 
 
 def heads_facts(history: HeadHistory) -> str:
     """What a picture says of the heads, in a line."""
     facts = f"{history.last_step:,} steps; {counted(sum(history.start), 'head')} at the start, {sum(history.heads):,}"
-    actions = [entry["action"] for entry in history.changes]
-    changes = [counted(actions.count(action), action) for action in CHANGES if action in actions]
+    actions = [event.action for event in history.changes]
+    changes = [counted(actions.count(action), action) for action in HEAD_CHANGES if action in actions]
     never = any(history.readings) and not _demand_curves(history)
     return f"{facts} at the end; {', '.join(changes) or 'no birth'}{'; no demand was ever certain' if never else ''}"
 
@@ -88,9 +89,9 @@ def _stairs(history: HeadHistory, frame: Frame) -> list[str]:
         for ((_, before), (_, count)), place in zip(pairwise(counts), places, strict=True):
             marks += _mark(place, count, _radius(places), is_birth=count > before, colour=colour)
         marks += [
-            _spared((frame.x(entry["step"]), frame.y(entry["heads"][layer]) - aside))
-            for entry in history.spared
-            if entry["layer"] == layer
+            _spared((frame.x(event.step), frame.y(event.facts["heads"][layer]) - aside))
+            for event in history.spared
+            if event.layer == layer
         ]
         ends.append(corners[-1][1])
     for layer, y in enumerate(apart(ends, 15, frame.top + 2, frame.bottom - 4)):
@@ -142,7 +143,7 @@ def _row_marks(history: HeadHistory, frame: Frame) -> list[str]:
         if first and (not places or places[0][0] > frame.left + 30):
             ink = BACKGROUND if _darkness(history, first) > 0.5 else INK
             parts.append(text((frame.left + 8, middle), f"{first}", size=size - 1, colour=ink))
-        parts += [_spared((frame.x(entry["step"]), middle)) for entry in history.spared if entry["layer"] == layer]
+        parts += [_spared((frame.x(event.step), middle)) for event in history.spared if event.layer == layer]
         parts += _end(history, frame, layer, middle, counted(history.heads[layer], "head"), INK, size)
     return [*parts, *_end_captions(history, frame)]
 
@@ -154,7 +155,7 @@ def _meanings(history: HeadHistory, colour: str) -> list[LegendEntry]:
         "removal": LegendEntry("a head leaves", partial(_mark, count=2, radius=7, is_birth=False, colour=colour)),
         "spare": LegendEntry("a trial without a head failed", lambda at: [_spared(at)]),
     }
-    actions = {entry["action"] for entry in (*history.changes, *history.spared)}
+    actions = {event.action for event in (*history.changes, *history.spared)}
     entries = [entry for action, entry in marks.items() if action in actions]
     return [*entries, LegendEntry("numbers: heads from then on")] if history.changes else entries
 

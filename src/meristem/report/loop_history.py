@@ -7,13 +7,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
+from operator import itemgetter
 from typing import Any
 
-from meristem.growth import Sgt, SgtState
+from meristem.growth import LoopHeads, Sgt, SgtState
+from meristem.growth.events import GrowthEvent
 from meristem.growth.policies.sgt import Grown
 from meristem.plan import Plan
 
-Entry = Mapping[str, Any]  # a line of events.jsonl or entropy.jsonl
+Entry = Mapping[str, Any]  # a line of entropy.jsonl
 
 
 @dataclass(frozen=True)
@@ -28,56 +30,64 @@ class PassHistory:
 
 @dataclass(frozen=True)
 class History:
-    """The plan a run began with, what `policy` decided, and what was observed, up to `last_step`.
+    """The plan a run began with, what was decided about loops, and what was observed, up to `last_step`.
 
-    `decisions` are the growth lines of events.jsonl, `observations` the lines of entropy.jsonl. Without a policy the
-    structure is the same throughout.
+    `observations` are the lines of entropy.jsonl. How births go on is known of `policy`; without it loops are as strong
+    at their birth as they will be.
     """
 
     plan: Plan
     last_step: int
-    decisions: Sequence[Entry] = ()
+    decisions: Sequence[GrowthEvent] = ()
     observations: Sequence[Entry] = ()
     policy: Sgt | None = None
 
     @property
     def fixed(self) -> int | None:
         """The step at which growth ended."""
-        return next((decision["step"] for decision in self.decisions if decision["action"] == "fix"), None)
+        return next((decision.step for decision in self.decisions if decision.action == "fix"), None)
 
     @property
     def entropies(self) -> list[tuple[int, list[float]]]:
         """Mean entropy of the heads of each layer: as observed, or else as it was at the decisions."""
-        read = [entry for entry in self.observations or self.decisions if "head_entropy" in entry]
-        return [(entry["step"], [_mean(heads) for heads in entry["head_entropy"]]) for entry in read]
+        read = [(step, facts.get("head_entropy")) for step, facts in self._observed or self._decided]
+        return [(step, [_mean(heads) for heads in entropy]) for step, entropy in read if entropy]
+
+    @property
+    def _observed(self) -> list[tuple[int, Entry]]:
+        return [(entry["step"], entry) for entry in self.observations]
+
+    @property
+    def _decided(self) -> list[tuple[int, Entry]]:
+        return [(decision.step, decision.facts) for decision in self.decisions]
 
     def state(self, step: int) -> SgtState:
         """Which layers had grown after `step` updates."""
         grown: dict[int, Grown] = {}
         for decision in self.decisions:
-            layer = decision["layer"]
-            if decision["action"] in ("add", "deepen") and decision["step"] <= step:
+            layer = decision.layer
+            if layer is not None and decision.action in ("add", "deepen") and decision.step <= step:
                 births = grown[layer].births if layer in grown else ()
-                heads, count = tuple(decision["heads"]), self.plan.heads[layer]
+                heads, count = tuple(decision.facts["heads"]), self.plan.heads[layer]
                 if max(heads) >= count:  # others have left since; what a loop costs depends on their number alone
                     heads = tuple(range(min(len(heads), count)))
-                grown[layer] = Grown(layer, heads, (*births, decision["step"]))
+                grown[layer] = Grown(layer, heads, (*births, decision.step))
         return SgtState(grown=tuple(grown.values()))
 
     def structure(self, step: int) -> Plan:
         """The plan after `step` updates."""
-        plan = self.plan
-        for edit in () if self.policy is None else self.policy.edits(plan, self.state(step), step):
+        plan, state = self.plan, self.state(step)
+        whole = [LoopHeads(grown.layer, grown.heads, len(grown.births)) for grown in state.grown]
+        for edit in whole if self.policy is None else self.policy.edits(plan, state, step):
             plan = edit.apply(plan)
         return plan
 
     @cached_property
     def cost(self) -> list[tuple[int, float]]:
         """Extra FLOPs per token, as a share of those without loops and repeats: from each step that changes them."""
-        steps = {0}
+        steps, window = {0}, 0 if self.policy is None else self.policy.window_steps
         for grown in self.state(self.last_step).grown:
-            assert self.policy is not None
-            steps |= {*grown.births, grown.births[0] + self.policy.window_steps}  # when heads that fade are dropped
+            steps |= {*grown.births, grown.births[0] + window}  # when heads that fade are dropped
         flops = self.plan.bare.cost.training.causal
         return [(s, self.structure(s).cost.training.causal / flops - 1) for s in sorted(steps) if s <= self.last_step]
 
@@ -106,13 +116,13 @@ class History:
             return min(1.0, (step - birth) / window) if window else 1.0
 
         added = {birth: 0.0}
-        for entry in sorted((*self.decisions, *self.observations), key=lambda entry: int(entry["step"])):
-            for loop in entry.get("loops", ()):
+        for step, facts in sorted((*self._decided, *self._observed), key=itemgetter(0)):
+            for loop in facts.get("loops", ()):
                 if loop["layer"] == layer and loop["passes"] >= number and loop["gates"] is not None:
                     gates = dict(zip(loop["heads"], loop["gates"][number - 1], strict=True))
                     seen = _mean([gates.get(head) for head in heads])
                     if math.isfinite(seen):
-                        added[entry["step"]] = seen - given(entry["step"])
+                        added[step] = seen - given(step)
         corners = {step for step in (birth + window, self.last_step) if birth <= step <= self.last_step}
         added |= {step: _between(added, step) for step in corners - added.keys()}
         return [(step, given(step) + value) for step, value in sorted(added.items())]

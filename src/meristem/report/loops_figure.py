@@ -78,6 +78,8 @@ def _entropy_panel(history: History) -> Panel:
 
 
 def _entropy_caption(history: History) -> str:
+    if not history.entropies:
+        return "births of extra passes (no entropy was measured)"
     name = "mean attention entropy of the layer's heads"
     return name if history.observations else f"{name}, measured at decisions only"
 
@@ -159,10 +161,10 @@ def _born(history: History, frame: Frame, layer: int) -> list[float]:
 def _births(history: History, frame: Frame) -> list[str]:
     """Every birth where it happened, with its number, and the layers that were on a shortlist but not chosen."""
     parts = [
-        _shortlisted((frame.x(decision["step"]), frame.y(layer + 0.5)))
+        _shortlisted((frame.x(decision.step), frame.y(layer + 0.5)))
         for decision in history.decisions
-        for layer in decision["shortlist"]
-        if layer != decision["layer"]
+        for layer in decision.facts.get("shortlist", ())
+        if layer != decision.layer
     ]
     layers = len(history.plan.layers)
     for layer in range(layers):

@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from meristem.growth.descriptions import describe_growth, describe_structure
+from meristem.growth.descriptions import describe_structure
+from meristem.growth.events import Event
+from meristem.growth.policies import POLICIES
 from meristem.plan import Plan
-from meristem.report.head_history import HeadHistory
+from meristem.report.head_history import HeadHistory, change_text
 from meristem.report.heads_figure import heads_svg
 from meristem.report.loop_history import History
 from meristem.report.loops_figure import growth_svg
@@ -18,13 +21,19 @@ from meristem.report.loss_figure import loss_svg
 from meristem.report.structure_figure import even_distance, structure_svg
 from meristem.report.together_figure import together_svg
 from meristem.runs.depth import Depth
-from meristem.runs.entries import sound_head_growth, sound_loop_growth, sound_metrics, sound_observations
+from meristem.runs.entries import (
+    growth_events,
+    other_growth,
+    sound_head_growth,
+    sound_loop_growth,
+    sound_metrics,
+    sound_observations,
+)
 from meristem.runs.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from meristem.evaluation.evaluate import Evaluation
 
-OF_SHAPE = ("incrt", "published", "random_births", "stack")  # policies that change heads or blocks
 MEASURED = {"loss": "training loss", "held_out_loss": "held-out loss", "accuracy": "accuracy"}  # in metrics.jsonl
 
 
@@ -76,34 +85,35 @@ def draw_growth(run: str | Path, out: Path | None = None) -> Path | None:
 
 def read_history(folder: RunFolder) -> History:
     """How the loops of a run have grown so far; where heads or blocks come and go, in the structure of the end."""
-    config, plan, depth = folder.config, folder.plan, _depth(folder)
-    steps, growing, varying = config.train.steps, config.growth.has("sgt"), config.growth.has(*OF_SHAPE)
-    if varying:
-        plan = _final(folder, depth)
-    events, observed = (map(depth.lifted, folder.read(log)) for log in (folder.events, folder.entropy))
-    decisions = sound_loop_growth(events, plan, steps, varying=varying) if growing else []
+    config, steps, (depth, events) = folder.config, folder.config.train.steps, _growth(folder)
+    # Policies of somebody's own may do anything, and are not imported to be asked.
+    varying = any(name not in POLICIES or POLICIES[name].exchanges for name in config.growth.policies)
+    plan = _final(folder, depth) if varying else folder.plan
+    decisions = sound_loop_growth(events, plan, varying=varying)
+    observed = map(depth.lifted_observation, folder.read(folder.entropy))
     observations = sound_observations(observed, plan, steps, varying=varying)
     metrics = sound_metrics(folder.read(folder.metrics), steps)
-    policy = config.policy("sgt") if decisions else None
-    last_step = max((entry["step"] for log in (decisions, observations, metrics) for entry in log), default=0)
-    return History(plan, last_step, decisions, observations, policy)
+    told = [decision.step for decision in decisions] + [entry["step"] for entry in (*observations, *metrics)]
+    return History(plan, max(told, default=0), decisions, observations, config.policy("sgt"))
 
 
 def read_head_history(folder: RunFolder) -> HeadHistory:
     """How the heads of a run have come and gone so far."""
-    config, plan, depth = folder.config, folder.plan, _depth(folder)
-    events = map(depth.lifted, folder.read(folder.events)) if config.growth.has(*OF_SHAPE) else ()
-    decisions = sound_head_growth(events, depth.layers, config.train.steps)
+    config, (depth, events) = folder.config, _growth(folder)
+    start = depth.start_heads(folder.plan)
+    decisions = sound_head_growth(events, start)
     metrics = sound_metrics(folder.read(folder.metrics), config.train.steps)
     losses = [(e["step"], math.nan if e["loss"] is None else e["loss"]) for e in metrics if "loss" in e]
-    last_step = max((entry["step"] for entry in (*decisions, *metrics)), default=0)
-    criteria = {"incrt": "demand", "published": "published", "random_births": "random"}
-    criterion = next((criterion for name, criterion in criteria.items() if config.growth.has(name)), "random")
-    return HeadHistory(depth.start_heads(plan), last_step, decisions, losses, criterion)
+    told = [decision.step for decision in decisions] + [entry["step"] for entry in metrics]
+    criterion = "published" if config.growth.has("published") else "demand"
+    return HeadHistory(start, max(told, default=0), decisions, losses, criterion)
 
 
-def _depth(folder: RunFolder) -> Depth:
-    return Depth(len(folder.plan.layers), folder.read(folder.events) if folder.config.growth.has("stack") else ())
+def _growth(folder: RunFolder) -> tuple[Depth, list[Event]]:
+    """The layers that a run has had, and its events of growth as of those at the end."""
+    events = growth_events(folder.read(folder.events), folder.config.train.steps)
+    depth = Depth(len(folder.plan.layers), events)
+    return depth, list(depth.lifted(events))
 
 
 def _final(folder: RunFolder, depth: Depth) -> Plan:
@@ -127,12 +137,13 @@ def run_text(run: str | Path) -> str:
 
 
 def _growth_lines(folder: RunFolder) -> list[str]:
-    heads = read_head_history(folder).lines() if folder.config.growth.has(*OF_SHAPE) else []
-    decisions = read_history(folder).decisions
-    loops = [f"step {entry['step']:,}: {describe_growth(dict(entry))}" for entry in decisions]
-    if heads and not loops:
-        return heads
-    return [*heads, *loops, describe_structure(folder.newest_plan)]
+    heads, loops, (depth, events) = read_head_history(folder), read_history(folder).decisions, _growth(folder)
+    others = [(event.step, f"step {event.step:,}: {event}") for event in (*loops, *other_growth(events, depth.layers))]
+    told = [*((event.step, change_text(event, heads.criterion)) for event in heads.growth), *others]
+    lines = [text for _, text in sorted(told, key=itemgetter(0))]
+    if heads.decisions:
+        lines += heads.summary()
+    return lines if heads.decisions and not loops else [*lines, describe_structure(folder.newest_plan)]
 
 
 def evaluation_text(result: Evaluation) -> str:

@@ -15,7 +15,7 @@ from meristem.report.loops_figure import loop_panels, loops_facts
 
 def together_svg(heads: HeadHistory, loops: History, title: str = "") -> str:
     """Heads, demand and loss above, entropies, strengths and costs of loops below; stacks are lines through all."""
-    stacks = [StepLine(entry["step"], is_strong=True) for entry in heads.stacks]
+    stacks = [StepLine(event.step, is_strong=True) for event in heads.stacks]
     panels = with_lines([*head_panels(heads), *loop_panels(loops)], stacks)
     if stacks:
         panels = [replace(panel, legend=_meanings(panel.legend)) for panel in panels]

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 from meristem.errors import InputError, shown
+from meristem.growth.events import HEAD_ACTIONS, HEAD_CHANGES, LOOP_ACTIONS, Event, GrowthEvent, event_from_dict
+from meristem.limits import MOST_HEADS, MOST_PASSES
 from meristem.plan import Gates, Plan
 
 LARGE = 1e30  # beyond it no number of a log is meant
-LOOP_ACTIONS = ("add", "fade", "deepen", "fix", "wait")
-HEAD_ACTIONS = ("birth", "removal", "spare")
 
 Entry = Mapping[str, Any]
 Counts = Sequence[int | None]  # heads of every layer, None where they come and go
@@ -32,17 +34,80 @@ def sound_observations(entries: Iterable[Entry], plan: Plan, steps: int, *, vary
     return [e for e in measured if _has_loops(e, counts)]
 
 
-def sound_loop_growth(entries: Iterable[Entry], plan: Plan, steps: int, *, varying: bool = False) -> list[Entry]:
-    """The growth lines of events.jsonl that tell of loops, and can be."""
-    growth = (e for e in entries if e.get("event") == "growth" and _is_step(e, steps))
-    counts = _counts(plan, varying)
-    return _in_order([e for e in growth if _is_loop_growth(e, counts) and _has_loops(e, counts)], plan.gates)
+def loops_of(facts: Entry, plan: Plan) -> list[Entry]:
+    """The loops that an observation or an event tells of; none where somebody's own policy calls other things so."""
+    return facts.get("loops", []) if _has_loops(facts, _counts(plan, varying=True)) else []
 
 
-def sound_head_growth(entries: Iterable[Entry], layers: int, steps: int) -> list[Entry]:
-    """The lines of events.jsonl that tell of heads, and can be; a measurement was a `demand` in older ones."""
-    told = (e for e in entries if e.get("event") in ("demand", "measured", "growth") and _is_step(e, steps))
-    return [e for e in told if _is_head_growth(e, layers)]
+def growth_events(entries: Iterable[Entry], steps: int) -> list[Event]:
+    """The lines of events.jsonl that are events of growth, of a run of so many steps."""
+    events: list[Event] = []
+    for entry in entries:
+        with suppress(InputError):
+            events.append(event_from_dict(entry))
+    return [event for event in events if _is_index(event.step, steps + 1)]
+
+
+def sound_loop_growth(events: Iterable[Event], plan: Plan, *, varying: bool = False) -> list[GrowthEvent]:
+    """The decisions about loops of which each can follow those before it: a loop begins once, then deepens.
+
+    Its heads stay the same, unless others in their layer came or went.
+    """
+    counts, most = _counts(plan, varying), plan.gates or Gates(MOST_PASSES, MOST_HEADS)
+    believed: list[GrowthEvent] = []
+    loops: dict[int, tuple[list[int], int]] = {}  # the heads and passes that have grown so far, by layer
+    renumbered: set[int] = set()  # layers in which heads came or went since
+    for event in events:
+        if not isinstance(event, GrowthEvent):
+            continue
+        layer = event.layer
+        if layer is not None and event.action in HEAD_CHANGES:
+            renumbered.add(layer)
+        if not _is_loop_growth(event, counts):
+            continue
+        if layer is not None and event.action in ("add", "deepen"):
+            heads = event.facts["heads"]
+            former, passes = loops.get(layer, (heads, 0))
+            follows = (event.action == "add") == (passes == 0) and (former == heads or layer in renumbered)
+            if not follows or passes == most.passes or len(heads) > most.heads or plan.layers[layer].repeats:
+                continue
+            loops[layer] = (heads, passes + 1)
+            renumbered.discard(layer)
+        believed.append(event)
+    return believed
+
+
+def sound_head_growth(events: Iterable[Event], start: Sequence[int]) -> list[Event]:
+    """What was decided and measured about heads, in a run that began with so many in every layer.
+
+    Facts that cannot be, or that somebody's own policy means otherwise, are left out. Where a decision does not say how
+    many heads there are from then on, they are counted: a birth is one more.
+    """
+    believed: list[Event] = []
+    heads = list(start)
+    for event in events:
+        facts = _head_facts(event.facts, len(start))
+        if not isinstance(event, GrowthEvent):
+            if facts.keys() & {"heads", "demand", "own_share"}:
+                believed.append(replace(event, facts=facts))
+        elif _is_head_growth(event, len(start)):
+            more = {"birth": 1, "removal": -1}.get(event.action, 0)
+            counted = [max(1, count + more) if layer == event.layer else count for layer, count in enumerate(heads)]
+            heads = facts.get("heads", counted)
+            believed.append(replace(event, facts={**facts, "heads": heads}))
+    return believed
+
+
+def other_growth(events: Iterable[Event], layers: int) -> list[GrowthEvent]:
+    """Decisions that are neither about heads nor about loops, or of which only somebody's own policy knows more."""
+    return [
+        event
+        for event in events
+        if isinstance(event, GrowthEvent)
+        and (event.layer is None or _is_index(event.layer, layers))
+        and not _is_head_growth(event, layers)
+        and not _tells_of_loops(event)
+    ]
 
 
 def check_alike(name: str, value: Any, like: Any) -> None:
@@ -66,82 +131,53 @@ def _counts(plan: Plan, varying: bool) -> Counts:
     return (None,) * len(plan.layers) if varying else plan.heads
 
 
-def _is_loop_growth(entry: Entry, counts: Counts) -> bool:
-    if not {"layer", "heads", "passes"} <= entry.keys():
+def _tells_of_loops(event: GrowthEvent) -> bool:
+    return event.action in LOOP_ACTIONS and {"heads", "passes"} <= event.facts.keys()
+
+
+def _is_loop_growth(event: GrowthEvent, counts: Counts) -> bool:
+    if not _tells_of_loops(event):
         return False
-    layer, heads = entry["layer"], entry["heads"]
-    grows = entry.get("action") in ("add", "fade", "deepen")
-    if entry.get("action") not in LOOP_ACTIONS or (grows and (layer is None or not heads)):
-        return False
+    layer, facts = event.layer, event.facts
     if layer is not None and not _is_index(layer, len(counts)):
         return False
-    if heads is not None and (layer is None or not _are_heads(heads, counts[layer])):
+    if facts["heads"] is None and event.action in ("add", "fade", "deepen"):
         return False
-    shortlist = entry.get("shortlist")
+    if facts["heads"] is not None and (layer is None or not _are_heads(facts["heads"], counts[layer])):
+        return False
     return (
-        (entry["passes"] is None or _is_index(entry["passes"], 1 << 10))
-        and isinstance(entry.get("rule"), str)
-        and _is_list(shortlist, lambda value: _is_index(value, len(counts)))
-        and ("head_entropy" not in entry or _is_entropy(entry["head_entropy"], counts))
+        (facts["passes"] is None or _is_index(facts["passes"], 1 << 10))
+        and _is_list(facts.get("shortlist", []), lambda value: _is_index(value, len(counts)))
+        and ("head_entropy" not in facts or _is_entropy(facts["head_entropy"], counts))
+        and _has_loops(facts, counts)
     )
 
 
-def _in_order(decisions: Iterable[Entry], gates: Gates | None) -> list[Entry]:
-    """The decisions of which each is one that can follow those before it: a layer's loop begins once, then deepens."""
-    believed: list[Entry] = []
-    loops: dict[int, tuple[list[int], int]] = {}  # the heads and passes that have grown so far, by layer
-    for decision in decisions:
-        layer, heads = decision["layer"], decision["heads"]
-        if decision["action"] in ("add", "deepen"):
-            former, passes = loops.get(layer, (heads, 0))
-            starts = decision["action"] == "add"
-            most = gates or Gates(passes + 1, len(heads))
-            if starts != (passes == 0) or former != heads or passes == most.passes or len(heads) > most.heads:
-                continue
-            loops[layer] = (heads, passes + 1)
-        believed.append(decision)
-    return believed
+def _is_head_growth(event: GrowthEvent, layers: int) -> bool:
+    if event.action == "stack":
+        return _are_counts(event.facts.get("heads"), layers)
+    return event.action in HEAD_ACTIONS and _is_index(event.layer, layers)
 
 
-def _is_head_growth(entry: Entry, layers: int) -> bool:
-    if entry.get("policy") == "prune":
-        return _is_pruning(entry, layers)
-    if entry.get("action") == "stack":
-        told = (("rule", str), ("order", str), ("before", int), ("layers", int))
-        heads = _is_list(entry.get("heads"), lambda count: _is_index(count, 1 << 20), layers)
-        return heads and all(isinstance(entry.get(name), kind) for name, kind in told)
-    measured = [entry.get(name) for name in ("demand", "noise", "threshold")]
-    if not any(all(_is_list(values, _is_number, length) for values in measured) for length in (0, layers)):
-        return False  # births at random times measure nothing
-    if not _is_list(entry.get("heads"), lambda count: _is_index(count, 1 << 20), layers):
-        return False
-    if not _is_list(entry.get("rules"), lambda rule: isinstance(rule, str), layers):
-        return False
-    predicted = entry.get("predicted_heads") or []
-    if not _is_list(predicted, _is_prediction) or len(predicted) not in (0, layers):
-        return False
-    return entry["event"] != "growth" or _is_head_change(entry, layers)
+def _head_facts(facts: Entry, layers: int) -> dict[str, Any]:
+    """Facts without those of heads that have not the form they are read in; some say nothing without the others."""
 
+    def numbers(value: Any) -> bool:
+        return _is_list(value, _is_number, layers)
 
-def _is_pruning(entry: Entry, layers: int) -> bool:
-    """What was measured of heads that might leave, or a trial without one of them."""
-    shares = entry.get("own_share")
-    if not _is_list(shares, lambda layer: _is_list(layer, _is_number), layers):
-        return False
-    return entry["event"] != "growth" or (
-        _is_list(entry.get("heads"), lambda count: _is_index(count, 1 << 20), layers) and _is_head_change(entry, layers)
-    )
-
-
-def _is_head_change(entry: Entry, layers: int) -> bool:
-    losses = [name for name in ("loss_with", "loss_without") if name in entry]
-    return (
-        entry.get("action") in HEAD_ACTIONS
-        and _is_index(entry.get("layer"), layers)
-        and isinstance(entry.get("rule"), str)
-        and len(losses) != 1
-        and all(_is_number(entry[name]) for name in losses)
-    )
+    forms: dict[str, Callable[[Any], bool]] = {
+        "heads": lambda value: _are_counts(value, layers),
+        "demand": numbers, "noise": numbers, "threshold": numbers,
+        "rules": lambda value: _is_list(value, lambda rule: isinstance(rule, str), layers),
+        "predicted_heads": lambda value: _is_list(value, _is_prediction, layers),
+        "own_share": lambda value: _is_list(value, lambda layer: _is_list(layer, _is_number), layers),
+        "loss_with": _is_number, "loss_without": _is_number,
+    }  # fmt: skip
+    known = {name: value for name, value in facts.items() if name not in forms or forms[name](value)}
+    for together in ({"demand", "noise", "threshold"}, {"loss_with", "loss_without"}):
+        if not together <= known.keys():
+            known = {name: value for name, value in known.items() if name not in together}
+    return known
 
 
 def _has_loops(entry: Entry, counts: Counts) -> bool:
@@ -157,6 +193,10 @@ def _is_loop(loop: Any, counts: Counts) -> bool:
     if "gates" not in loop or not _is_list(loop.get("update"), _is_number):
         return False
     return gates is None or _is_list(gates, lambda one: _is_list(one, _is_number, size), loop["passes"])
+
+
+def _are_counts(value: Any, layers: int) -> bool:
+    return _is_list(value, lambda count: _is_index(count, 1 << 20), layers)
 
 
 def _is_prediction(value: Any) -> bool:

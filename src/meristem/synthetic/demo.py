@@ -16,6 +16,7 @@ from meristem.errors import InputError
 from meristem.files import write_atomically
 from meristem.growth import Incrt, Policy, Prune, Published
 from meristem.growth.descriptions import MEASURES
+from meristem.growth.events import Event, GrowthEvent
 from meristem.report.head_history import HeadHistory, change_text
 from meristem.report.heads_figure import heads_svg
 from meristem.synthetic.experiment import Found, grow
@@ -87,12 +88,12 @@ def show(demo: Demo, out: Path, say: Callable[[str], None]) -> Found:
             log.write(json.dumps({"step": step, "event": event, **facts}) + "\n")
             log.flush()
 
-        def report(step: int, loss: float, heads: int, events: list[dict[str, Any]]) -> None:
+        def report(step: int, loss: float, heads: int, events: list[Event]) -> None:
             losses.append((step, loss))
             standing.move(step, loss, heads, events)
             for event in events:
-                record(**event)
-                if event["event"] == "growth":
+                record(**event.to_dict())
+                if isinstance(event, GrowthEvent):
                     view.note(change_text(event, demo.criterion))
             view.show(standing)
 

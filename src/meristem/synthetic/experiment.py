@@ -6,12 +6,12 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from meristem.growth import Grower, Policy
+from meristem.growth.events import Event
 from meristem.synthetic.known_tasks import KnownTask
 from meristem.synthetic.student import Student
 
@@ -27,7 +27,7 @@ class Found:
     task: KnownTask
     heads: int
     loss: float
-    events: list[dict[str, Any]]
+    events: list[Event]
 
 
 def grow(
@@ -40,7 +40,7 @@ def grow(
     seed: int = 0,
     batch: int = BATCH,
     rate: float = RATE,
-    report: Callable[[int, float, int, list[dict[str, Any]]], None] = lambda *facts: None,
+    report: Callable[[int, float, int, list[Event]], None] = lambda *facts: None,
 ) -> Found:
     """Train a student that starts with `heads` heads; without policies it keeps them. Births end with the fast rate.
 
@@ -50,7 +50,7 @@ def grow(
     optimizer = torch.optim.Adam(model.parameters(), rate)
     decay = round(DECAY * steps)
     grower = Grower(model, optimizer, [_ending(policy, decay) for policy in policies])
-    events = []
+    events: list[Event] = []
 
     def fresh(step: int) -> Iterator[tuple[Tensor, Tensor]]:
         return (task.batch(batch, FRESH + 1000 * step + number) for number in itertools.count())
@@ -64,9 +64,8 @@ def grow(
         loss.backward()
         optimizer.step()
         growth = grower.step(tokens, targets, partial(fresh, step))
-        new = [event.to_dict() for event in growth.events]
-        events += new
-        report(step, float(loss.detach()), model.plan.heads[0], new)
+        events += growth.events
+        report(step, float(loss.detach()), model.plan.heads[0], growth.events)
     with torch.no_grad():
         final = model.loss(*task.batch(TESTED, FRESH - 1))
     return Found(task, model.plan.heads[0], float(final), events)

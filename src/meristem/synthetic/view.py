@@ -8,6 +8,7 @@ import time
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
+from meristem.growth.events import Event
 from meristem.report.drawing.numbers import loss_text
 from meristem.wording import describe_time
 
@@ -30,10 +31,10 @@ class Standing:
         self.threshold: float | None = None
         self.began = time.monotonic()
 
-    def move(self, step: int, loss: float, heads: int, events: list[dict[str, Any]]) -> None:
+    def move(self, step: int, loss: float, heads: int, events: list[Event]) -> None:
         self.step, self.loss, self.heads = step, loss, heads
-        for event in (event for event in events if "demand" in event):
-            self.demand, self.threshold = event["demand"][0], event["threshold"][0]
+        for facts in (event.facts for event in events if "demand" in event.facts):
+            self.demand, self.threshold = facts["demand"][0], facts["threshold"][0]
 
     @property
     def measured(self) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from meristem.growth.looping import looped
 from meristem.growth.policy import ENDLESS
 from meristem.model import Transformer
 from meristem.plan import Loop, Plan
-from meristem.runs.entries import sound_loop_growth, sound_observations
+from meristem.runs.entries import growth_events, sound_loop_growth, sound_observations
 from meristem.runs.run_folder import RunFolder
 
 
@@ -138,8 +139,9 @@ def _structure(source: Path) -> tuple[Plan, list[list[float]] | None]:
     if folder.newest_step < folder.config.train.steps:
         raise RunError(f"{source}: has not ended yet (step {folder.newest_step}); `like` takes finished runs")
     plan, steps = folder.newest_plan, folder.config.train.steps  # of the last structure, whatever came before
-    decisions = sound_loop_growth(folder.read(folder.events), plan, steps)
+    decisions = sound_loop_growth(growth_events(folder.read(folder.events), steps), plan)
     observations = sound_observations(folder.read(folder.entropy), plan, steps)
-    readings = [entry for entry in (*decisions, *observations) if "head_entropy" in entry]
-    whole = [entry for entry in readings if all(v is not None for layer in entry["head_entropy"] for v in layer)]
-    return plan, max(whole, key=lambda entry: entry["step"])["head_entropy"] if whole else None
+    readings = [(event.step, event.facts.get("head_entropy")) for event in decisions]
+    readings += [(entry["step"], entry["head_entropy"]) for entry in observations]
+    whole = [(s, found) for s, found in readings if found and all(v is not None for layer in found for v in layer)]
+    return plan, max(whole, key=itemgetter(0))[1] if whole else None

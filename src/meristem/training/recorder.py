@@ -8,10 +8,11 @@ from typing import Any
 
 from meristem.config import Config, flatten
 from meristem.devices import peak_flops
-from meristem.growth.descriptions import describe_demand, describe_growth
+from meristem.growth.descriptions import describe_demand
 from meristem.growth.events import Event, GrowthEvent
 from meristem.plan import Plan
 from meristem.records import finite
+from meristem.runs.entries import loops_of
 from meristem.runs.log import Log
 from meristem.runs.run_folder import RunFolder
 from meristem.training.display import Display
@@ -95,9 +96,9 @@ class Recorder:
         if self.peers.first:
             self.logs[self.folder.events].append(event.to_dict())
         if isinstance(event, GrowthEvent):
-            self.display.note(f"step {event.step}: {describe_growth(event.to_dict())}")
-        if "demand" in event.facts:
-            self.display.status(describe_demand(event.facts, event.policy))
+            self.display.note(f"step {event.step}: {event}")
+        if status := describe_demand(event):
+            self.display.status(status)
         self._warn(event.step, event.facts)
 
     def observation(self, step: int, facts: Mapping[str, Any]) -> None:
@@ -107,7 +108,7 @@ class Recorder:
 
     def _warn(self, step: int, facts: Mapping[str, Any]) -> None:
         """Warn of loops that add more to the stream than it holds, or run above full strength, once for each layer."""
-        for loop in facts.get("loops", ()):
+        for loop in loops_of(facts, self._plan):
             layer, gates = loop["layer"], [gate or 0.0 for number in loop["gates"] or () for gate in number]
             said = ""
             if any(size is None or size > 1 for size in loop["update"]):
