@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import meristem
 from meristem.cli import main
 from meristem.config import all_settings, load_config
 from meristem.plan import Plan
@@ -21,6 +22,28 @@ def test_the_readme_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
     (example,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     exec(compile(example, "README.md", "exec"), {})
     assert "parameters" in capsys.readouterr().out
+
+
+def loops_of_ones_own() -> dict[str, str]:
+    """What the documents show of growth in a loop of one's own, by page."""
+    shown = {page: (ROOT / page).read_text() for page in ("README.md", "docs/guide.md", "docs/incrt.md")}
+    fenced = {page: re.findall(r"```python\n(.*?)```", text, re.DOTALL) for page, text in shown.items()}
+    indented = re.findall(r"(?:^    .*\n)+", shown["README.md"], re.MULTILINE)
+    fenced["README.md"] = [re.sub("^    ", "", lines, flags=re.MULTILINE) for lines in indented]
+    return {page: next(text for text in texts if "Grower(model, optimizer" in text) for page, texts in fenced.items()}
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/guide.md", "docs/incrt.md"])
+def test_loops_of_ones_own_run(page: str) -> None:
+    plan = Plan.uniform(layers=2, width=16, heads=4, vocabulary=23, context=8)
+    tokens = torch.randint(23, (2, 9))
+    model = meristem.Decoder(plan)
+    names = {name: getattr(meristem, name) for name in meristem.__all__} | {
+        "torch": torch, "plan": plan, "model": model, "optimizer": torch.optim.AdamW(model.parameters()),
+        "steps": 5000, "batches": [(tokens[:, :-1], tokens[:, 1:])] * 2,
+    }  # fmt: skip
+    exec(compile(loops_of_ones_own()[page], page, "exec"), names)
+    assert isinstance(names["grower"], meristem.Grower)
 
 
 @pytest.mark.parametrize("name", ["plan.plan", "model.decoder", "model.encoder", "model.generate"])
