@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
@@ -36,6 +36,35 @@ class Moves:
     def touched(self) -> frozenset[int]:
         """The layers, by their new numbers, that were born or whose heads changed."""
         return frozenset(self.heads) | {new for new, old in enumerate(self.layers) if old is None}
+
+    def then(self, later: Moves) -> Moves:
+        """Both changes as one."""
+
+        def source(layer: int) -> int | None:
+            """The old layer that one in between is, or is a copy of."""
+            return self.copies.get(layer, self.layers[layer])
+
+        layers = tuple(None if middle is None else self.layers[middle] for middle in later.layers)
+        copied = {new: later.copies.get(new, middle) for new, middle in enumerate(later.layers) if layers[new] is None}
+        sources = {new: source(middle) for new, middle in copied.items() if middle is not None}
+        heads: dict[int, tuple[int | None, ...]] = {}
+        for new, middle in enumerate(later.layers):
+            before = None if middle is None else self.heads.get(middle)
+            after = later.heads.get(new)
+            if before is not None and after is not None:
+                heads[new] = tuple(None if head is None else before[head] for head in after)
+            elif before is not None or after is not None:
+                heads[new] = before or after or ()
+        return Moves(layers, heads, {new: old for new, old in sources.items() if old is not None})
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON; what stays as it is is left out."""
+        same = self.layers == tuple(range(len(self.layers)))
+        return {
+            **({} if same else {"layers": list(self.layers)}),
+            **({"heads": {str(layer): list(heads) for layer, heads in self.heads.items()}} if self.heads else {}),
+            **({"copies": {str(new): old for new, old in self.copies.items()}} if self.copies else {}),
+        }
 
     def layer(self, old: int) -> int | None:
         """Where a layer went; None if it has left."""

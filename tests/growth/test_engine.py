@@ -14,8 +14,8 @@ from torch import Tensor
 from meristem.errors import InputError
 from meristem.gauges.gauge import Gauge, Instrument
 from meristem.gauges.probe import Probe
-from meristem.growth import AddHead, Change, Decision, Grower, LoopHeads, Policy, RemoveBlock
-from meristem.growth.events import GrowthEvent, Measurement
+from meristem.growth import AddBlock, AddHead, Change, Decision, Grower, LoopHeads, Policy, RemoveBlock, prepared
+from meristem.growth.events import GrowthEvent, Measurement, event_from_dict
 from meristem.growth.grower import ROUNDS
 from meristem.growth.head_surgery import newborn_head
 from meristem.growth.policy import Readings
@@ -23,6 +23,7 @@ from meristem.model import Decoder
 from meristem.model.growable import Growable
 from meristem.moves import Moves
 from meristem.plan import Plan
+from meristem.runs.own_loop import restore, save
 
 from .helpers import tiny_plan, tokens_of
 
@@ -413,16 +414,45 @@ class Opaque(Forgets):
 
 
 @dataclass(frozen=True)
+class Keyed(Forgets):
+    """JSON knows names only."""
+
+    def begin(self, plan: Plan) -> Any:
+        return {10: 1}
+
+
+@dataclass(frozen=True)
 class Right(Forgets):
     def load(self, data: Any) -> Place:
         return Place(tuple(data["steps"]))
 
 
+@dataclass(frozen=True)
+class Callable(Right):
+    call: Any = print
+
+
+@dataclass(frozen=True)
+class Becomes(Forgets):
+    """A state that is plain at first."""
+
+    def begin(self, plan: Plan) -> Any:
+        return None
+
+    def needs(self, state: Any, step: int, plan: Plan) -> tuple[Gauge, ...] | None:  # type: ignore[override]
+        return ()
+
+    def decide(self, state: Any, step: int, plan: Plan, readings: Readings) -> Decision:
+        return Decision((step,))
+
+
 @pytest.mark.parametrize(
     ("policy", "expected"),
     [
-        (Forgets(), r"forgets.load = .*must be the inverse of `dump` and give a Place, but gives a dict"),
-        (Fails(), r"fails.load = .*must be the inverse of `dump`: 'stages'"),
+        (Forgets(), r"forgets.load = .*must be the inverse of `dump` and give Place\(steps=\(1,\)\), but gives \{"),
+        (Fails(), r"fails.load = .*must be the inverse of `dump`: KeyError\('stages'\)"),
+        (Keyed(), r"keyed.load = .*must be the inverse of `dump`"),
+        (Callable(), r"callable.call = .*must be a plain value, as it is saved"),
         (Opaque(), r"opaque.dump = .*must give what JSON can hold"),
     ],
 )
@@ -430,6 +460,142 @@ def test_a_state_that_would_not_come_back_is_refused_before_the_first_step(polic
     with pytest.raises(InputError, match=expected):
         growing(policy)
     growing(Right())
+
+
+def test_a_state_that_would_not_come_back_is_not_saved() -> None:
+    grower = growing(Becomes())
+    grower.step(tokens())
+    with pytest.raises(InputError, match=r"becomes.load = .*give \(1,\), but gives \[1\]"):
+        grower.state_dict()
+
+
+@dataclass(frozen=True)
+class Tells(Policy):
+    """Decides something that cannot be."""
+
+    decision: str = ""
+
+    def needs(self, state: Any, step: int, plan: Plan) -> tuple[Gauge, ...]:
+        return ()
+
+    def decide(self, state: Any, step: int, plan: Plan, readings: Readings) -> Decision:
+        head = AddHead(0, newborn_head(plan.layers[0], plan.width, None, seed=step))
+        change = Change("birth", "so", (head,), 0, {"x": torch.ones(2)} if self.decision == "facts" else {})
+        return {
+            "facts": Decision(state, (change,)),
+            "measured": Decision(state, (change,), measured={"x": torch.ones(2)}),
+            "observed": Decision(state, (change,), observed={"x": torch.ones(2)}),
+            "step": Decision(state, (change,), observed={"step": 3}),
+            "quiet": Decision(state, quiet=(head,)),
+        }[self.decision]
+
+
+@pytest.mark.parametrize(
+    ("decision", "expected"),
+    [
+        *((place, r"tells\.facts\.x = .*must be plain values") for place in ("facts", "measured", "observed")),
+        ("step", r"tells\.facts\.step = 3: must have another name"),
+        ("quiet", r"tells\.quiet = 'AddHead': changes the structure: it must be in a Change"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_told_is_refused_before_anything_changes(decision: str, expected: str) -> None:
+    grower = growing(Tells(decision))
+    with pytest.raises(InputError, match=expected):
+        grower.step(tokens())
+    assert grower.model.plan.heads == (2, 2)
+
+
+@dataclass(frozen=True)
+class Watches(Policy):
+    """Records something at every step."""
+
+    key: str
+
+    @property
+    def title(self) -> str:
+        return f"watches {self.key}"
+
+    def needs(self, state: Any, step: int, plan: Plan) -> tuple[Gauge, ...]:
+        return ()
+
+    def decide(self, state: Any, step: int, plan: Plan, readings: Readings) -> Decision:
+        return Decision(state, observed={self.key: step})
+
+
+def test_what_several_policies_observe_is_one_record() -> None:
+    assert growing(Watches("a"), Watches("b")).step(tokens()).observation == {"a": 1, "b": 1}
+
+    @dataclass(frozen=True)
+    class Too(Watches):
+        name = "too"
+        title = "too"
+
+    with pytest.raises(InputError, match=r"too\.observed\.a = 'a': must have another name"):
+        growing(Watches("a"), Too("a")).step(tokens())
+
+
+@dataclass(frozen=True)
+class Twice(Policy):
+    """Wants a block, and then a head."""
+
+    def begin(self, plan: Plan) -> int:
+        return 0
+
+    def needs(self, state: Any, step: int, plan: Plan) -> tuple[Gauge, ...] | None:
+        return () if step == 2 else None
+
+    def decide(self, state: Any, step: int, plan: Plan, readings: Readings) -> Decision:
+        head = AddHead(0, newborn_head(plan.layers[0], plan.width, None, seed=step))
+        return Decision(1, (Change("block", "so", (AddBlock(2),)), Change("birth", "so", (head,), 0)))
+
+
+def test_an_optimizer_that_cannot_follow_a_later_edit_is_refused_before_the_first() -> None:
+    model = Decoder(tiny_plan([2, 2]))
+    optimizer = torch.optim.Adafactor(model.parameters())
+    grower = Grower(model, optimizer, [Twice()])
+    loss = model(tokens(), targets=tokens()).loss
+    assert loss is not None
+    loss.backward()
+    optimizer.step()
+    grower.step(tokens())
+    with pytest.raises(InputError, match="which cannot follow heads that come and go"):
+        grower.step(tokens())
+    assert len(model.plan.layers) == 2
+    assert grower.states == {"twice": 0}
+
+
+def test_an_event_says_what_moved_in_all() -> None:
+    """Two edits as one: the first layer's head is born, then the layer is copied."""
+    grower = growing(Twice())
+    events = [event for _ in range(2) for event in grower.step(tokens()).events]
+    assert [event.to_dict()["moves"] for event in events] == [{"layers": [0, 1, None]}, {"heads": {"0": [0, 1, None]}}]
+    assert event_from_dict(json.loads(json.dumps(events[0].to_dict()))) == events[0]
+
+
+grower_of: Any = Grower
+prepared_of: Any = prepared
+save_of: Any = save
+restore_of: Any = restore
+
+
+@pytest.mark.parametrize(
+    ("call", "expected"),
+    [
+        (lambda m: grower_of(torch.nn.Linear(2, 2)), "model = 'Linear': must be a Meristem model"),
+        (lambda m: grower_of(m, [Asks("a")]), "optimizer = 'list': must be an optimizer of torch, or None"),
+        (lambda m: grower_of(m, None, None), "policies = None: must be a list of policies"),
+        (lambda m: grower_of(m, None, [Asks("a")]).step(tokens()[0]), r"tokens = \(\d+,\): must be \(B, T\)"),
+        (lambda m: grower_of(m, None, [Asks("a")]).step([1, 2]), r"tokens = 'list': must be \(B, T\)"),
+        (lambda m: prepared_of(m.plan, ["sgt"]), "policies = 'sgt': must be policies"),
+        (lambda m: prepared_of(m.plan, Asks("a")), "policies = .*must be in a list"),
+        (lambda m: prepared_of("plan", []), "plan = 'str': must be a Plan"),
+        (lambda m: save_of("x", torch.nn.Linear(2, 2), None, step=1), "model = 'Linear': must be a Meristem model"),
+        (lambda m: restore_of("x", torch.nn.Linear(2, 2), None), "model = 'Linear': must be a Meristem model"),
+    ],
+)
+def test_what_cannot_be_at_the_edges_is_a_sentence(call: Any, expected: str) -> None:
+    with pytest.raises(InputError, match=expected):
+        call(Decoder(tiny_plan([2, 2])))
 
 
 def test_a_fake_with_a_memory_has_its_state_saved_as_the_gauge_would() -> None:

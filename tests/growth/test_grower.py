@@ -636,7 +636,7 @@ def test_a_state_of_growth_is_nothing_for_one_that_observes() -> None:
 
 def test_a_model_without_the_gates_of_the_policy_is_refused() -> None:
     policy = Sgt(total_steps=100)
-    for plan in (tiny_plan(FOUR), Sgt(total_steps=100, passes=2).prepare(tiny_plan(FOUR))):
+    for plan in (tiny_plan(FOUR), Sgt(total_steps=100, heads_per_layer=1).prepare(tiny_plan(FOUR))):
         with pytest.raises(InputError, match=r"model\.plan\.gates = .*: build the model from policy\.prepare\(plan\)"):
             Grower(Decoder(plan), None, [policy])
 

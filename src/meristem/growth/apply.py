@@ -42,8 +42,20 @@ def apply_edit(model: Growable, optimizer: torch.optim.Optimizer | None, edit: E
             if source in kept and new[name].shape != old[source].shape:
                 _check_follows(optimizer, old[source], kept[source])
         states = _edited(edit, before, {name: sources[name] for name in changed}, kept)
-    adopt(model, optimizer, plan, new, states, moves)
+    if plan == before and moves.stays and not states.keys() & set(changed):
+        for name in changed:  # as strengths do at every update while they change: the rest need not be looked at
+            _put(cast("nn.Module", model), name, new[name])
+    else:
+        adopt(model, optimizer, plan, new, states, moves)
     return moves
+
+
+def check_can_follow(model: Growable, optimizer: torch.optim.Optimizer | None) -> None:
+    """Refuse an optimizer that keeps of the attention's weights what could not follow heads that come and go."""
+    for block in model.stack if optimizer is not None else ():
+        for weight in (block.attention.qkv.weight, block.attention.out.weight):
+            assert optimizer is not None
+            _check_follows(optimizer, weight, optimizer.state.get(weight, {}))
 
 
 @torch.no_grad()

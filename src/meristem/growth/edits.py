@@ -299,7 +299,7 @@ class RemoveBlock:
 class SetStrengths:
     """Give loops their strength, without the part that is trained: by layer, (passes, looped heads).
 
-    Loops of layers that are not named have none. This changes no structure, and is no event.
+    Loops of layers that are not named keep theirs. This changes no structure, and is no event.
     """
 
     strengths: Mapping[int, Sequence[Sequence[float]]]
@@ -312,10 +312,12 @@ class SetStrengths:
     def tensors(self, plan: Plan, tensors: Tensors, kind: str) -> dict[str, Tensor]:
         result = dict(tensors)
         if kind == WEIGHT:
-            ramp = torch.zeros(tensors["gate_ramp"].shape)
+            old = tensors["gate_ramp"]
+            result["gate_ramp"] = ramp = old.clone()
             for layer, values in self.strengths.items():
-                ramp[layer, : len(values), : len(values[0])] = torch.tensor(values)
-            result["gate_ramp"] = ramp
+                row = torch.zeros(old.shape[1:], dtype=old.dtype, pin_memory=old.is_cuda)
+                row[: len(values), : len(values[0])] = torch.tensor(values)
+                ramp[layer].copy_(row, non_blocking=True)
         return result
 
     def moves(self, plan: Plan) -> Moves:

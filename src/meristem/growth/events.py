@@ -6,6 +6,7 @@ read as well.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,7 +19,7 @@ VERSION = 1
 HEAD_CHANGES = ("birth", "removal")
 HEAD_ACTIONS = (*HEAD_CHANGES, "spare")
 LOOP_ACTIONS = ("add", "deepen", "fade", "fix", "wait")
-FIELDS = frozenset(("step", "event", "version", "policy", "action", "layer", "rule", "plan"))  # of a line; no facts
+FIELDS = frozenset(("step", "event", "version", "policy", "action", "layer", "rule", "plan", "moves"))  # no facts
 # Which policy wrote a line of before events said so, by its action.
 _FORMER = {"spare": "prune", **dict.fromkeys(LOOP_ACTIONS, "sgt")}
 
@@ -28,7 +29,8 @@ class GrowthEvent:
     """A decision about the structure: what a policy did at a step, to which layer, and by which rule.
 
     `facts` are plain values by the policy's own names: what it decided from, and what came of it. `plan` is the digest
-    of the structure afterwards.
+    of the structure afterwards, and `moves` says which layers and heads are where now, if any have moved
+    (`Moves.to_dict`).
     """
 
     step: int
@@ -38,15 +40,17 @@ class GrowthEvent:
     layer: int | None = None
     facts: Mapping[str, Any] = field(default_factory=dict)
     plan: str | None = None
+    moves: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        _check_facts(self)
+        check_facts(self.policy, self.facts)
 
     def to_dict(self) -> dict[str, Any]:
         """A line of events.jsonl."""
+        moved = {"moves": dict(self.moves)} if self.moves else {}
         return {
             "step": self.step, "event": "growth", "version": VERSION, "policy": self.policy, "action": self.action,
-            "layer": self.layer, "rule": self.rule, **self.facts, "plan": self.plan,
+            "layer": self.layer, "rule": self.rule, **self.facts, **moved, "plan": self.plan,
         }  # fmt: skip
 
     def __str__(self) -> str:
@@ -63,7 +67,7 @@ class Measurement:
     plan: str | None = None
 
     def __post_init__(self) -> None:
-        _check_facts(self)
+        check_facts(self.policy, self.facts)
 
     def to_dict(self) -> dict[str, Any]:
         """A line of events.jsonl."""
@@ -95,14 +99,22 @@ def event_from_dict(data: Mapping[str, Any]) -> Event:
         raise InputError("layer", layer, "must be an integer or null")
     action = _text(data, "action")
     policy = _text(data, "policy", _FORMER.get(action, "incrt"))
-    return GrowthEvent(step, policy, action, _text(data, "rule"), layer, facts, plan)
+    moves = data.get("moves", {})
+    if not isinstance(moves, dict):
+        raise InputError("moves", moves, "must say which layers and heads moved where")
+    return GrowthEvent(step, policy, action, _text(data, "rule"), layer, facts, plan, moves)
 
 
-def _check_facts(event: Event) -> None:
-    """Refuse facts that would stand in a line in the place of what the event itself says."""
-    for name in sorted(FIELDS & event.facts.keys()):
+def check_facts(policy: str, facts: Mapping[str, Any]) -> None:
+    """Refuse facts that a line cannot hold, or that would stand in the place of what an event itself says."""
+    for name in sorted(FIELDS & facts.keys()):
         expected = f"must have another name: {name} is what every event says itself"
-        raise InputError(f"{event.policy}.facts.{name}", event.facts[name], expected)
+        raise InputError(f"{policy}.facts.{name}", facts[name], expected)
+    for name, value in facts.items():
+        try:
+            json.dumps(value)
+        except (TypeError, ValueError) as error:
+            raise InputError(f"{policy}.facts.{name}", value, f"must be plain values: {error}") from None
 
 
 def _text(data: Mapping[str, Any], name: str, default: str | None = None) -> str:

@@ -8,21 +8,22 @@ and no gauge by name.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, is_dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from meristem.errors import InputError
+from meristem.errors import InputError, shown
 from meristem.gauges.gauge import Gauge, Instrument
 from meristem.gauges.probe import Fresh, Probe
-from meristem.growth.apply import adopt, apply_edit, check_held, tensors_of
-from meristem.growth.events import Event, GrowthEvent, Measurement
+from meristem.growth.apply import adopt, apply_edit, check_can_follow, check_held, tensors_of
+from meristem.growth.events import Event, GrowthEvent, Measurement, check_facts
 from meristem.growth.policy import Change, Decision, Policy
 from meristem.growth.state import joined, separated
 from meristem.model.growable import Growable
+from meristem.model.inputs import check_model, check_plan
 from meristem.moves import Moves
 from meristem.plan import Plan
 from meristem.ranks import require_equal
@@ -49,7 +50,8 @@ class Growth:
 
 def prepared(plan: Plan, policies: Sequence[Policy]) -> Plan:
     """The plan with what the policies must find in it before training; the model is built from this one."""
-    for policy in policies:
+    check_plan(plan)
+    for policy in _named(policies).values():
         plan = policy.prepare(plan)
     return plan
 
@@ -77,18 +79,20 @@ class Grower:
         *,
         instruments: Mapping[Gauge, Instrument] | None = None,
     ) -> None:
+        check_model(model)
+        if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
+            raise InputError("optimizer", type(optimizer).__name__, "must be an optimizer of torch, or None")
         self.model, self.optimizer = model, optimizer
         self.policies = _named(policies)
         for policy in self.policies.values():
             policy.check(model.plan)
         _check_optimizer(model, optimizer)
         self.states = {name: policy.begin(model.plan) for name, policy in self.policies.items()}
-        for name, policy in self.policies.items():
-            _check_state(name, policy, self.states[name])
         self._fakes = dict(instruments or {})
         gauges = dict.fromkeys(gauge for policy in self.policies.values() for gauge in policy.remembers)
         self.instruments = {gauge: self._instrument(gauge) for gauge in gauges}  # those with a memory
         self.done = 0
+        self._tree()  # refuses states and settings that would not come back from a file
 
     def step(self, tokens: Tensor, targets: Tensor | None = None, fresh: Fresh | None = None) -> Growth:
         """Measure and grow, when either is due, after an update on tokens (B, T), this process's share of the batch.
@@ -96,6 +100,9 @@ class Grower:
         Some gauges also need the targets, and `fresh` batches, not trained on yet; without these, trials are made on
         the present batch.
         """
+        if not isinstance(tokens, Tensor) or tokens.dim() < 2:
+            shape = tuple(tokens.shape) if isinstance(tokens, Tensor) else type(tokens).__name__
+            raise InputError("tokens", shape, "must be (B, T), one sequence in each row")
         self.done += 1
         probe, growth = Probe(self.model, tokens, targets, fresh), _Step(self.done)
         for gauge in dict.fromkeys(gauge for name in self.policies for gauge in self._feeding(name)):
@@ -142,17 +149,28 @@ class Grower:
         if conflict is not None:
             growth.events.append(GrowthEvent(self.done, name, "postponed", *conflict, {}, self._digest))
             return
-        told = [GrowthEvent(self.done, name, c.action, c.rule, c.layer, c.facts) for c in decision.changes]
+        told = self._told(name, decision, growth)
         self.states[name] = decision.state
         for change, event in zip(decision.changes, told, strict=True):
-            self._change(name, change, probe, growth)
-            growth.events.append(replace(event, plan=self._digest))
+            moves = self._change(name, change, probe, growth)
+            growth.events.append(replace(event, plan=self._digest, moves={} if moves is None else moves.to_dict()))
         for edit in decision.quiet:
             apply_edit(self.model, self.optimizer, edit)
         if decision.measured is not None:
             growth.events.append(Measurement(self.done, name, decision.measured, self._digest))
         if decision.observed is not None:
-            growth.observation = decision.observed
+            growth.observation = {**(growth.observation or {}), **decision.observed}
+
+    def _told(self, name: str, decision: Decision, growth: _Step) -> list[GrowthEvent]:
+        """The events of a decision; what cannot be told, or would change the structure without a word, is refused."""
+        for facts in (decision.measured, decision.observed):
+            check_facts(name, facts or {})
+        for key in (decision.observed or {}).keys() & (growth.observation or {}).keys():
+            raise InputError(f"{name}.observed.{key}", key, "must have another name: another policy records it too")
+        for edit in decision.quiet:
+            if edit.apply(self.model.plan) != self.model.plan:
+                raise InputError(f"{name}.quiet", type(edit).__name__, "changes the structure: it must be in a Change")
+        return [GrowthEvent(self.done, name, c.action, c.rule, c.layer, c.facts) for c in decision.changes]
 
     def _conflict(self, changes: Sequence[Change], growth: _Step) -> tuple[str, int] | None:
         """Why changes have to wait, and the layer that another policy has just changed; what cannot be is refused."""
@@ -161,6 +179,8 @@ class Grower:
         for change in changes:
             for edit in change.edits:
                 after, moves = edit.apply(plan), edit.moves(plan)
+                if moves.heads:
+                    check_can_follow(self.model, self.optimizer)
                 touched = {places[old] for old in _changed(plan, after, moves)}
                 for layer, other in growth.changed.items():
                     if layer in touched:
@@ -168,10 +188,13 @@ class Grower:
                 plan, places = after, tuple(None if old is None else places[old] for old in moves.layers)
         return None
 
-    def _change(self, name: str, change: Change, probe: Probe, growth: _Step) -> None:
+    def _change(self, name: str, change: Change, probe: Probe, growth: _Step) -> Moves | None:
+        """Carry out the edits of a change, and say what moved where in all."""
+        whole: Moves | None = None
         for edit in change.edits:
             before = self.model.plan
             moves = apply_edit(self.model, self.optimizer, edit)
+            whole = moves if whole is None else whole.then(moves)
             growth.moved(name, before, self.model.plan, moves)
             if not moves.stays:
                 for instrument in self.instruments.values():
@@ -181,6 +204,7 @@ class Grower:
         if change.edits:  # what was seen is of the structure before
             probe.forget()
             growth.readings.clear()
+        return whole
 
     @property
     def _digest(self) -> str:
@@ -198,7 +222,7 @@ class Grower:
 
     def _tree(self) -> dict[str, Any]:
         policies = {
-            name: {"settings": policy.settings, "state": policy.dump(self.states[name])}
+            name: {"settings": _plain_settings(policy), "state": _dumped(name, policy, self.states[name])}
             for name, policy in self.policies.items()
         }
         gauges = {repr(gauge): instrument.state() for gauge, instrument in self.instruments.items()}
@@ -272,6 +296,8 @@ def _named(policies: Sequence[Policy]) -> dict[str, Policy]:
     """The policies by their names, in order."""
     if isinstance(policies, Policy):
         raise InputError("policies", policies.title, "must be in a list of policies, if only one")
+    if not isinstance(policies, Iterable):
+        raise InputError("policies", policies, "must be a list of policies")
     named: dict[str, Policy] = {}
     for policy in policies:
         if not isinstance(policy, Policy):
@@ -294,23 +320,49 @@ def _check_optimizer(model: Growable, optimizer: torch.optim.Optimizer | None) -
         check_held(optimizer, f"attention of layer {layer}", *weights)
 
 
-def _check_state(name: str, policy: Policy, state: Any) -> None:
-    """Refuse, at the start of a run, a policy whose state would not come back from a file as it was."""
-    plain, tensors = separated(policy.dump(state))
+def _plain_settings(policy: Policy) -> dict[str, Any]:
+    """What a state is bound to; settings that JSON cannot hold are refused by name."""
+    for key, value in policy.settings.items():
+        try:
+            json.dumps(value)
+        except (TypeError, ValueError) as error:
+            raise InputError(
+                f"{policy.title}.{key}", value, f"must be a plain value, as it is saved: {error}"
+            ) from None
+    return policy.settings
+
+
+def _dumped(name: str, policy: Policy, state: Any) -> Any:
+    """A policy's state as it is saved; one that would not come back as it was is refused."""
+    dumped = policy.dump(state)
+    plain, tensors = separated(dumped)
     try:
         text = json.dumps(plain)
     except (TypeError, ValueError) as error:
         raise InputError(f"{name}.dump", plain, f"must give what JSON can hold, and tensors: {error}") from None
     try:
         loaded = policy.load(joined(json.loads(text), tensors))
-        back, kept = separated(policy.dump(loaded))
     except Exception as error:  # whatever somebody's own `load` does
-        raise InputError(f"{name}.load", plain, f"must be the inverse of `dump`: {error}") from error
-    if type(loaded) is not type(state) or json.dumps(back) != text or kept.keys() != tensors.keys():
-        expected = (
-            f"must be the inverse of `dump` and give a {type(state).__name__}, but gives a {type(loaded).__name__}"
-        )
+        raise InputError(f"{name}.load", plain, f"must be the inverse of `dump`: {error!r}") from error
+    if not _same(loaded, state):
+        expected = f"must be the inverse of `dump` and give {shown(state)}, but gives {shown(loaded)}"
         raise InputError(f"{name}.load", plain, expected)
+    return dumped
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether two values are of the same types with the same content; what is no number equals itself."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, Tensor):
+        return one.shape == other.shape and one.dtype == other.dtype
+    if is_dataclass(one):
+        return all(_same(getattr(one, entry.name), getattr(other, entry.name)) for entry in fields(one))
+    if isinstance(one, Mapping):
+        return one.keys() == other.keys() and all(_same(one[key], other[key]) for key in one)
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(map(_same, one, other))
+    return bool(one == other or (one != one and other != other))
 
 
 def _check_settings(name: str, mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> None:

@@ -7,7 +7,7 @@ for the device; there the embedding and the loss find them out.
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from meristem.errors import InputError
 from meristem.model.fused import IGNORE
@@ -20,6 +20,12 @@ def check_plan(plan: object) -> None:
     """Raise unless it is a plan that a model is built from."""
     if not isinstance(plan, Plan):
         raise InputError("plan", type(plan).__name__, "must be a Plan, such as Plan.uniform makes")
+
+
+def check_model(model: object) -> None:
+    """Raise unless it is a model that is built from a plan."""
+    if not isinstance(model, nn.Module) or not isinstance(getattr(model, "plan", None), Plan):
+        raise InputError("model", type(model).__name__, "must be a Meristem model, such as a Decoder or a Classifier")
 
 
 def check_tokens(tokens: object, vocabulary: int) -> None:

@@ -37,7 +37,7 @@ def _translated(
     for name in ("done", "policy", "average"):
         if data.get(name) is None:
             raise InputError(f"state.{name}", None, "is missing: this is no state of a grower like this one")
-    entries: dict[str, Any] = {"sgt": _sgt(data), "observe": {"settings": {}, "state": None}}
+    entries: dict[str, Any] = {"sgt": _sgt(data, plan), "observe": {"settings": {}, "state": None}}
     gauges: dict[str, Any] = {}
     heads = data.get("heads")
     if heads is not None:
@@ -79,14 +79,20 @@ def _plan(data: Mapping[str, Any], plan: Plan, policies: Mapping[str, Policy]) -
     sgt = policies.get("sgt")
     if isinstance(sgt, Sgt):
         plan = plan.bare
-        for edit in sgt.edits(plan, sgt.load(_sgt(data)["state"]), data["done"]):
+        for edit in sgt.edits(plan, sgt.load(_sgt(data, plan)["state"]), data["done"]):
             plan = edit.apply(plan)
     return plan
 
 
-def _sgt(data: Mapping[str, Any]) -> dict[str, Any]:
+def _sgt(data: Mapping[str, Any], plan: Plan) -> dict[str, Any]:
     average = {"value": data["average"]["value"] or [], "count": data["average"]["count"]}
-    return {"settings": data["rule"], "state": {**data["policy"], "average": average, "not_before": 0}}
+    state = {**data["policy"], "average": average, "not_before": 0, "heads": list(plan.heads)}
+    if data["rule"].get("birth") == "paper":  # all heads of a layer began, those that were not chosen fade
+        state["grown"] = [
+            {**grown, "others": [h for h in range(plan.heads[grown["layer"]]) if h not in grown["heads"]]}
+            for grown in state["grown"]
+        ]
+    return {"settings": data["rule"], "state": state}
 
 
 def _gauge(kind: str, criterion: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, Any]:

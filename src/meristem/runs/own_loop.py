@@ -9,6 +9,7 @@ import torch
 from meristem.errors import InputError, RunError
 from meristem.growth import Grower
 from meristem.model import Transformer
+from meristem.model.inputs import check_model
 from meristem.runs.checkpoint import load_newest, prune, restore_model, restore_rng, snapshot, write_checkpoint
 
 
@@ -27,6 +28,7 @@ def save(
 
         meristem.save("runs/mine", model, optimizer, grower, step=step)
     """
+    check_model(model)
     growth = None if grower is None else grower.state_dict()
     taken = snapshot(
         step, model=model, optimizer=optimizer, growth=None if grower is None else grower.tensors(),
@@ -48,6 +50,7 @@ def restore(
         for step in range(meristem.restore("runs/mine", model, optimizer, grower), 5000):
             ...
     """
+    check_model(model)
     found = load_newest(Path(folder), report=lambda text: None)
     if found is None:
         return 0

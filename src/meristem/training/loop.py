@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,6 +23,8 @@ from meristem.data import LabelledData, TokenData, open_data
 from meristem.devices import autocast, compute_dtype, describe_device, memory_of
 from meristem.errors import InputError, RunError, shortened
 from meristem.files import new_folder, write_atomically
+from meristem.growth import Grower
+from meristem.growth.policies import POLICIES
 from meristem.limits import check_integer
 from meristem.model.backends import choose_backends
 from meristem.plan import Plan
@@ -151,7 +154,7 @@ class Trainer:
         peers: Processes,
     ) -> None:
         torch.manual_seed(config.train.seed)
-        device, plan = peers.device, folder.plan if checkpoint is None else checkpoint.plan
+        device, plan = peers.device, folder.plan  # as at the start: a checkpoint brings its own structure
         self.folder, self.config, self.peers = folder, config, peers
         self.compiled = device.type == "cuda" if config.train.compile is None else config.train.compile
         self.task = make_task(config, plan, data, fixed=self.compiled)
@@ -165,7 +168,7 @@ class Trainer:
         self.bound = binding(folder, config)
         self.overdue = False  # whether a save waits for an update that is finite
         if checkpoint is not None:
-            self.restore(checkpoint, self.task.step_flops(plan).causal)
+            self.restore(checkpoint, self.task.step_flops(checkpoint.plan).causal)
         self.gradients = Gradients(peers.wrap(self.model), compile=self.compiled, device=device)
         self.readings, self.clock = Readings(), Clock()
 
@@ -182,7 +185,7 @@ class Trainer:
                 state.get("flops", checkpoint.step * step_flops), checkpoint.step,
             )  # fmt: skip
             if self.grower is not None:
-                check_alike("growth", state["growth"], self.grower.state_dict())
+                check_alike("growth", state["growth"], _known_state(self.grower))
                 growth = state_of_today(state["growth"], checkpoint.growth, self.grower)
                 self.grower.load_state_dict(growth, checkpoint.growth)
         except (RuntimeError, KeyError, TypeError, ValueError, AttributeError) as error:
@@ -429,6 +432,14 @@ def _check_memory(config: Config, plan: Plan, peers: Processes) -> None:
 def _opened(config: Config, peers: Processes) -> TokenData | LabelledData:
     """The data, which the first process checks for all."""
     return peers.first_alone(lambda: open_data(config.data.path, logger.info, check=peers.first))
+
+
+def _known_state(grower: Grower) -> dict[str, Any]:
+    """The form of a grower's state, but of policies that are somebody's own: their own `load` judges those."""
+    state = grower.state_dict()
+    own = {name: entry for name, entry in state["policies"].items() if name not in POLICIES}
+    forms = {name: entry for name, entry in state["policies"].items() if name in POLICIES}
+    return {**state, "policies": forms | {name: {**entry, "state": None} for name, entry in own.items()}}
 
 
 def _last_measured(folder: RunFolder) -> dict[str, float | None]:

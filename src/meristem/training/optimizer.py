@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from meristem.config import OptimizerConfig
-from meristem.errors import InputError
-from meristem.plan import Plan
+from meristem.model.inputs import check_model
 
 
 def learning_rate(step: int, steps: int, config: OptimizerConfig) -> float:
@@ -28,8 +27,7 @@ def learning_rate(step: int, steps: int, config: OptimizerConfig) -> float:
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     """The model's parameters for an optimizer: weight decay on matrices only, not on norms and gates."""
     own = model.module if isinstance(model, DistributedDataParallel) else model
-    if not isinstance(own, nn.Module) or not isinstance(getattr(own, "plan", None), Plan):
-        raise InputError("model", type(model).__name__, "must be a Meristem model, such as a Decoder or a Classifier")
+    check_model(own)
     parameters = [p for p in model.parameters() if p.requires_grad]
     return [
         {"params": [p for p in parameters if p.dim() == 2], "weight_decay": weight_decay},

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -16,14 +16,15 @@ from hypothesis import strategies as st
 from growth.helpers import VECTORS, Action, Controller, Entropies, adds, decisions, listed, spread, tiny_plan, tokens_of
 from meristem.errors import InputError
 from meristem.gauges.entropy import EntropyReading
-from meristem.growth import AddBlock, AddHead, LoopHeads, RemoveHead, Sgt, SgtState
+from meristem.gauges.gauge import Gauge
+from meristem.growth import AddBlock, AddHead, Change, Grower, LoopHeads, Policy, RemoveHead, Sgt, SgtState
 from meristem.growth.apply import apply_edit
 from meristem.growth.edits import Edit
 from meristem.growth.ema import Ema
 from meristem.growth.head_surgery import newborn_head
 from meristem.growth.looping import CHOICES, ORDERS, looped
 from meristem.growth.policies.sgt import BIRTHS, FORGOTTEN, Grown
-from meristem.growth.policy import Decision
+from meristem.growth.policy import Decision, Readings
 from meristem.model import Decoder
 from meristem.plan import Gates, Loop, Plan
 from meristem.training.growth_from_config import steady_layers
@@ -391,21 +392,23 @@ def test_sgt_oracle_19_ramps() -> None:
 def test_paper_birth_runs_all_heads_and_lets_those_not_chosen_fade() -> None:
     policy = Sgt(total_steps=1000, passes=2, start=100, window=40, birth="paper")
     plan = policy.prepare(tiny_plan([4, 4, 4]))
-    born = SgtState("grow", 140, (Grown(2, (0, 3), (100,)),))
+    born = SgtState("grow", 140, (Grown(2, (0, 3), (100,), (1, 2)),))
     assert policy.edits(plan, born, 100) == [LoopHeads(2, (0, 1, 2, 3), 1, fading=(1, 2))]
     for age, rest in ((0, 1.0), (1, 0.975), (20, 0.5), (39, 0.025)):
         assert policy.ramps(plan, born, 100 + age)[2] == [pytest.approx([1.0, rest, rest, 1.0], abs=1e-6)]
         assert policy.edits(plan, born, 100 + age) == [LoopHeads(2, (0, 1, 2, 3), 1, fading=(1, 2))]
     assert policy.edits(plan, born, 140) == [LoopHeads(2, (0, 3), 1)]
     assert policy.ramps(plan, born, 140)[2] == [[1.0, 1.0]]
-    deeper = SgtState("grow", 180, (Grown(2, (0, 3), (100, 140)),))  # a later pass has the chosen heads only, at once
+    deeper = SgtState(
+        "grow", 180, (Grown(2, (0, 3), (100, 140), (1, 2)),)
+    )  # a later pass has the chosen heads only, at once
     assert policy.edits(plan, deeper, 140) == [LoopHeads(2, (0, 3), 2)]
     assert policy.ramps(plan, deeper, 140)[2] == [[1.0, 1.0], [1.0, 1.0]]
 
 
 def test_dropping_the_heads_that_have_faded_changes_nothing() -> None:
     policy = Sgt(total_steps=1000, start=100, window=40, birth="paper")
-    born = SgtState("grow", 140, (Grown(2, (0, 3), (100,)),))
+    born = SgtState("grow", 140, (Grown(2, (0, 3), (100,), (1, 2)),))
     model = Decoder(policy.prepare(tiny_plan([4, 4, 4])))
     tokens = tokens_of(model.plan, 0)
     assert model.gate_ramp is not None
@@ -457,22 +460,78 @@ def test_a_state_survives_json(state: SgtState) -> None:
     assert hash(back) == hash(state)  # tuples again, not lists
 
 
-@pytest.mark.parametrize("edit", ["birth", "removal", "block"])
-def test_after_a_change_of_heads_the_average_is_full_before_it_is_decided_from(edit: str) -> None:
-    """A decision that would be due waits for as many readings as any other has; one that is far off does not."""
-    policy, plan = vector_policy(beta=0.5), Plan.uniform(layers=12, width=48, heads=12)
-    edits: dict[str, Edit] = {
-        "birth": AddHead(3, newborn_head(plan.layers[3], 48, None, 0)),
-        "removal": RemoveHead(3, 1),
-        "block": AddBlock(3, 2),
-    }
-    changed = edits[edit].apply(plan)
-    state = SgtState("grow", 500, average=Ema(0.5, (0.5,) * 144, 9))
-    late = policy.moved(state, 495, changed, edits[edit].moves(plan))
-    assert late.average == Ema(0.5)
-    assert policy.next_decision(late) == 495 + policy.probed_steps == 511
-    early = policy.moved(state, 300, changed, edits[edit].moves(plan))
-    assert policy.next_decision(early) == 500
+def test_entropies_follow_their_heads_and_what_is_born_counts_as_the_mean_of_its_layer() -> None:
+    """So that however often heads come and go, a decision has its average."""
+    policy, plan = vector_policy(beta=0.5), Plan.from_heads([2, 1], width=8)
+    state = SgtState("grow", 500, average=Ema(0.5, (0.1, 0.3, 0.5), 9), heads=(2, 1))
+
+    def after(edit: Edit) -> SgtState:
+        return policy.moved(state, 495, edit.apply(plan), edit.moves(plan))
+
+    birth = after(AddHead(0, newborn_head(plan.layers[0], 8, None, 0)))
+    assert birth.average.value == pytest.approx((0.1, 0.3, 0.2, 0.5))
+    assert birth.average.count == 9
+    assert birth.heads == (3, 1)
+    assert after(RemoveHead(0, 0)).average == Ema(0.5, (0.3, 0.5), 9)
+    assert after(AddBlock(1, 0)).average == Ema(0.5, (0.1, 0.3, 0.1, 0.3, 0.5), 9)
+    assert after(AddBlock(1)).average.value == pytest.approx((0.1, 0.3, 0.35, 0.35, 0.5))
+    assert {policy.next_decision(after(edit)) for edit in (RemoveHead(0, 0), AddBlock(1, 0))} == {500}
+
+
+def test_blocks_that_come_before_anything_was_measured_are_seen_for_as_long_as_any_decision_looks_back() -> None:
+    policy, plan, edit = vector_policy(beta=0.5), Plan.uniform(layers=3, width=8, heads=2), AddBlock(3, 2)
+    moved = policy.moved(SgtState(average=Ema(0.5)), 495, edit.apply(plan), edit.moves(plan))
+    assert policy.next_decision(moved) == 495 + policy.probed_steps == 511
+
+
+def test_a_copy_of_a_looped_layer_is_looped_and_keeps_its_strength() -> None:
+    policy = Sgt(total_steps=100, start=10, window=5)
+    model = Decoder(policy.prepare(tiny_plan([4, 4])))
+    grower = Grower(model, None, [policy, Copies()])
+    for _ in range(30):
+        grower.step(tokens_of(model.plan, 0))
+    assert model.plan.loops.keys() == {1, 2}
+    assert model.gate_ramp is not None
+    heads = len(model.plan.loops[1].heads)
+    assert model.gate_ramp[1:, 0, :heads].tolist() == [[1.0] * heads] * 2
+    assert [grown.layer for grown in grower.states["sgt"].grown] == [1, 2]
+
+
+@dataclass(frozen=True)
+class Copies(Policy):
+    """Copies the last layer once."""
+
+    def needs(self, state: Any, step: int, plan: Plan) -> tuple[Gauge, ...] | None:
+        return () if step == 20 else None
+
+    def decide(self, state: Any, step: int, plan: Plan, readings: Readings) -> Decision:
+        return Decision(state, (Change("copy", "it is time", (AddBlock(2, 1),)),))
+
+
+@dataclass(frozen=True)
+class HeadEvery(Policy):
+    """Gives the last layer a head every few steps, without end."""
+
+    def needs(self, state: Any, step: int, plan: Plan) -> tuple[Gauge, ...] | None:
+        return () if step % 4 == 0 else None
+
+    def decide(self, state: Any, step: int, plan: Plan, readings: Readings) -> Decision:
+        head = newborn_head(plan.layers[-1], plan.width, None, seed=step)
+        return Decision(state, (Change("birth", "it is time", (AddHead(len(plan.layers) - 1, head),), 1),))
+
+
+@pytest.mark.parametrize("change", [{"birth": "paper"}, {"heads": "all"}, {}])
+def test_heads_that_are_born_all_the_time_neither_stop_decisions_nor_break_loops(change: dict[str, Any]) -> None:
+    """Newborns stay outside of a loop, also where all heads of its time are in it; there are gates for no more."""
+    policy = Sgt(total_steps=100, passes=1, start=18, window=10, **change)
+    model = Decoder(policy.prepare(tiny_plan([4, 4])))
+    grower = Grower(model, None, [HeadEvery(), policy])
+    events = [event for _ in range(60) for event in grower.step(tokens_of(model.plan, 0)).events]
+    told = [(event.step, event.to_dict()["action"]) for event in events if event.policy == "sgt"]
+    assert told[0] == (18, "add")
+    assert "fix" in {action for _, action in told}
+    assert model.plan.heads == (4, 19)
+    assert len(model.plan.loops[1].heads) == (4 if change == {"heads": "all"} else 2)
 
 
 # --- refusals --------------------------------------------------------------------------------------------------------

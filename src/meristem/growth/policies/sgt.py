@@ -31,11 +31,15 @@ BIRTHS = ("gate", "paper")
 
 @dataclass(frozen=True)
 class Grown:
-    """A layer that has grown: its looped heads, and the number of updates done when each of its passes was born."""
+    """A layer that has grown: its looped heads, and the number of updates done when each of its passes was born.
+
+    `others` are the heads that were there at a birth by "paper" and were not chosen: they fade.
+    """
 
     layer: int
     heads: tuple[int, ...]
     births: tuple[int, ...]
+    others: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -46,7 +50,8 @@ class SgtState:
     window_end: int = 0
     grown: tuple[Grown, ...] = ()
     average: Ema = field(default_factory=partial(Ema, 0.0))  # of the entropies of all heads of all layers in a row
-    not_before: int = 0  # updates done at the next decision, at least: what was born has to be seen first
+    not_before: int = 0  # updates done at the next decision, at least: blocks were born and have to be seen first
+    heads: tuple[int, ...] = ()  # of every layer, that the average is of
 
 
 @dataclass(frozen=True)
@@ -162,10 +167,12 @@ class Sgt(Policy):
         return replace(plan, gates=Gates(self.passes, most, self.train_gates and self.birth == "gate"))
 
     def check(self, plan: Plan) -> None:
-        """Refuse a plan without the gates that growth will need, or without entropies."""
+        """Refuse a plan without the gates that growth will need, or without entropies; it may have grown already."""
         check_causal(plan)
-        if self.prepare(plan).gates != plan.gates:
-            raise InputError("model.plan.gates", plan.gates, "build the model from policy.prepare(plan)")
+        gates, trained = plan.gates, self.train_gates and self.birth == "gate"
+        fewest = 1 if self.heads == "all" else self.heads_per_layer
+        if gates is None or gates.passes < self.passes or gates.heads < fewest or gates.trained != trained:
+            raise InputError("model.plan.gates", gates, "build the model from policy.prepare(plan)")
 
     def has_enough(self, heads: int) -> bool:
         """Whether a layer with this many heads can have a loop; others never grow."""
@@ -175,7 +182,7 @@ class Sgt(Policy):
         """What has to change in `plan` to be the structure after `done` updates."""
         edits = []
         for grown in state.grown:
-            heads = self._running_heads(plan, grown, done)
+            heads = self._running_heads(grown, done)
             fading = tuple(head for head in heads if head not in grown.heads)
             if plan.layer(grown.layer).loop != Loop(heads, len(grown.births), fading):
                 edits.append(LoopHeads(grown.layer, heads, len(grown.births), fading))
@@ -185,7 +192,7 @@ class Sgt(Policy):
         """Strengths after `done` updates without the trained part: by layer, (passes, looped heads)."""
         ramps = {}
         for grown in state.grown:
-            heads = self._running_heads(plan, grown, done)
+            heads = self._running_heads(grown, done)
             ages = [min(1.0, (done - birth) / self.window_steps) for birth in grown.births]
             if self.birth == "gate":
                 ramps[grown.layer] = [[age] * len(heads) for age in ages]
@@ -197,9 +204,9 @@ class Sgt(Policy):
         """Whether strengths still change."""
         return any(done <= grown.births[-1] + self.window_steps for grown in state.grown)
 
-    def _running_heads(self, plan: Plan, grown: Grown, done: int) -> tuple[int, ...]:
-        fading = self.birth == "paper" and done < grown.births[0] + self.window_steps
-        return tuple(range(plan.layer(grown.layer).heads)) if fading else grown.heads
+    def _running_heads(self, grown: Grown, done: int) -> tuple[int, ...]:
+        fading = done < grown.births[0] + self.window_steps
+        return tuple(sorted((*grown.heads, *grown.others))) if fading else grown.heads
 
     # --- decisions --------------------------------------------------------------------------------------------------
 
@@ -242,7 +249,8 @@ class Sgt(Policy):
         reading: EntropyReading | None = readings.get(self.gauge)
         changes: list[Change] = []
         if reading is not None:
-            state = replace(state, average=state.average.plus([e for layer in reading.entropy for e in layer]))
+            average = state.average.plus([e for layer in reading.entropy for e in layer])
+            state = replace(state, average=average, heads=plan.heads)
             if self.decides(state, step):
                 judgement = self._judged(state, step, plan)
                 changes.append(self._change(judgement, state, step, plan, reading))
@@ -255,7 +263,7 @@ class Sgt(Policy):
         return Decision(state, tuple(changes), quiet=quiet)
 
     def _judged(self, state: SgtState, step: int, plan: Plan) -> Judgement:
-        judgement = self.judge(state, step, _by_layer(plan, state.average.mean))
+        judgement = self.judge(state, step, _by_layer(plan.heads, state.average.mean), plan.gates)
         able = any(self.has_enough(heads) for layer, heads in enumerate(plan.heads) if layer not in self.excluded)
         if not able and (window_end := step + self.window_steps) <= self.total_steps:  # heads may be born yet
             going = replace(state, phase="grow", window_end=window_end)
@@ -266,7 +274,7 @@ class Sgt(Policy):
         return replace(judgement, state=replace(judgement.state, average=average))
 
     def _change(self, judgement: Judgement, before: SgtState, step: int, plan: Plan, reading: EntropyReading) -> Change:
-        entropies = _by_layer(plan, before.average.mean)
+        entropies = _by_layer(plan.heads, before.average.mean)
         grown = next((g for g in judgement.state.grown if g.layer == judgement.layer), None)
         facts = {
             "heads": None if grown is None else list(grown.heads),
@@ -282,30 +290,60 @@ class Sgt(Policy):
         return Change(judgement.action, judgement.rule, edits, judgement.layer, facts)
 
     def moved(self, state: SgtState, step: int, plan: Plan, moves: Moves) -> SgtState:
-        """Loops follow their layers and heads; an average of other heads is begun anew, and decided from when full."""
+        """Loops and entropies follow their layers and heads; a copy of a looped layer is looped as well.
+
+        What is born is taken for the mean of its layer until it is seen. Blocks that come before anything was measured
+        have to be seen for as long as any decision looks back.
+        """
         if moves.stays:
             return state
         grown = []
         for entry in state.grown:
-            layer = moves.layer(entry.layer)
-            heads = () if layer is None else tuple(moves.head(layer, head) for head in entry.heads)
-            stay = tuple(head for head in heads if head is not None)
-            if layer is not None and stay:
-                grown.append(Grown(layer, stay, entry.births))
-        return replace(state, grown=tuple(grown), average=Ema(self.beta), not_before=step + self.probed_steps)
+            copies = [new for new, source in moves.copies.items() if source == entry.layer]
+            for layer in [new for new, old in enumerate(moves.layers) if old == entry.layer] + copies:
+                heads, others = (_moved(moves, layer, heads) for heads in (entry.heads, entry.others))
+                if heads and plan.layers[layer].loop is not None:
+                    grown.append(Grown(layer, heads, entry.births, others))
+        average = self._moved_average(state, plan, moves)
+        wait = None in moves.layers and not average.count
+        not_before = step + self.probed_steps if wait else state.not_before
+        return replace(state, grown=tuple(grown), average=average, not_before=not_before, heads=plan.heads)
+
+    def _moved_average(self, state: SgtState, plan: Plan, moves: Moves) -> Ema:
+        """The average of the heads that there are now."""
+        if sum(state.heads) != len(state.average.value) or not state.average.value:
+            return Ema(self.beta)
+        before = _by_layer(state.heads, state.average.value)
+        means = [sum(layer) / len(layer) for layer in before]
+        values: list[float] = []
+        for new, old in enumerate(moves.layers):
+            source = moves.copies.get(new, old)
+            mean = sum(means) / len(means) if source is None else means[source]
+            kept = [] if source is None else before[source]
+            heads = moves.heads.get(new, tuple(range(plan.heads[new])))  # a copy may have other heads than its source
+            values += [mean if head is None or head >= len(kept) else kept[head] for head in heads]
+        return replace(state.average, value=tuple(values))
 
     def load(self, data: Mapping[str, Any]) -> SgtState:
-        grown = tuple(Grown(g["layer"], tuple(g["heads"]), tuple(g["births"])) for g in data["grown"])
+        grown = tuple(
+            Grown(g["layer"], tuple(g["heads"]), tuple(g["births"]), tuple(g.get("others", ()))) for g in data["grown"]
+        )
         average = Ema(self.beta, tuple(data["average"]["value"]), data["average"]["count"])
-        return SgtState(data["phase"], data["window_end"], grown, average, data["not_before"])
+        heads = tuple(data.get("heads", ()))
+        return SgtState(data["phase"], data["window_end"], grown, average, data["not_before"], heads)
 
     def fits(self, state: SgtState, plan: Plan) -> bool:
         known = all(g.layer in range(len(plan.layers)) and g.births for g in state.grown)
-        inside = known and all(head in range(plan.heads[g.layer]) for g in state.grown for head in g.heads)
+        inside = known and all(h in range(plan.heads[g.layer]) for g in state.grown for h in (*g.heads, *g.others))
         return inside and len(state.average.value) in (0, sum(plan.heads))
 
-    def judge(self, state: SgtState, done: int, entropies: Sequence[Sequence[float]]) -> Judgement:
-        """Take the decision that is due, from the entropies of all heads of all layers."""
+    def judge(
+        self, state: SgtState, done: int, entropies: Sequence[Sequence[float]], gates: Gates | None = None
+    ) -> Judgement:
+        """Take the decision that is due, from the entropies of all heads of all layers.
+
+        No more heads are looped than there are `gates` for, where heads were born beyond those of the plan.
+        """
         window_end = done + self.window_steps
         going = replace(state, phase="grow", window_end=window_end)
         if not all(math.isfinite(value) for layer in entropies for value in layer):
@@ -336,7 +374,7 @@ class Sgt(Policy):
             new = [i for i in listed if bound is None or (i < bound if deep else i > bound)]
             if new:
                 layer = max(new) if deep else min(new)
-                born = Grown(layer, self.chosen_heads(layer, entropies[layer]), (done,))
+                born = self._born(layer, entropies[layer], done, gates)
                 rule = f"{'deepest' if deep else 'shallowest'} layer of the shortlist"
                 if bound is not None:
                     rule += f" that is {'shallower' if deep else 'deeper'} than all grown ones"
@@ -354,14 +392,25 @@ class Sgt(Policy):
             rule += f", and none of these that is on the shortlist has fewer than {self.passes} passes"
         return Judgement(replace(state, phase="fixed"), "fix", rule, shortlist=listed)
 
+    def _born(self, layer: int, entropies: Sequence[float], done: int, gates: Gates | None) -> Grown:
+        most = len(entropies) if gates is None else gates.heads
+        heads = self.chosen_heads(layer, entropies)[:most]
+        others = [head for head in range(len(entropies)) if self.birth == "paper" and head not in heads]
+        return Grown(layer, heads, (done,), tuple(others[: most - len(heads)]))
+
     def chosen_heads(self, layer: int, entropies: Sequence[float]) -> tuple[int, ...]:
         """The heads of a layer that are looped, given the entropies of them all."""
         return chosen_heads(self.heads, self.heads_per_layer, entropies, layer, self.seed)
 
 
-def _by_layer(plan: Plan, values: Sequence[float]) -> list[list[float]]:
+def _by_layer(heads: Sequence[int], values: Sequence[float]) -> list[list[float]]:
     """Values of all heads in a row, layer by layer."""
-    return [list(values[a:b]) for a, b in pairwise(accumulate(plan.heads, initial=0))]
+    return [list(values[a:b]) for a, b in pairwise(accumulate(heads, initial=0))]
+
+
+def _moved(moves: Moves, layer: int, heads: Sequence[int]) -> tuple[int, ...]:
+    """Where heads of a layer, by its new number, are now; those that have left are left out."""
+    return tuple(new for new in (moves.head(layer, head) for head in heads) if new is not None)
 
 
 def _faded(edit: LoopHeads) -> Change:
