@@ -211,7 +211,7 @@ def _put(module: nn.Module, name: str, tensor: Tensor) -> None:
         staged = tensor.pin_memory() if old.is_cuda and not tensor.is_cuda else tensor
         old.copy_(staged, non_blocking=True)
         return
-    placed = tensor.detach().to(old)
+    placed = old.new_empty(tensor.shape).copy_(tensor)  # its own memory, aligned: one that a file was read into is not
     setattr(home, own, nn.Parameter(placed, old.requires_grad) if isinstance(old, nn.Parameter) else placed)
 
 
