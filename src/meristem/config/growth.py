@@ -152,11 +152,13 @@ def _made(name: str, policy: Any, settings: Mapping[str, Any], steps: int) -> An
         meant = f"did you mean {table_key(name)}.{nearest(key, own)}?" if own else "it has no settings"
         raise InputError(f"{table_key(name)}.{key}", settings[key], f"unknown key; {meant}")
     try:
-        return policy(**settings, **length)
+        made = policy(**settings, **length)
+        made.check_length()
     except TypeError as error:  # a value of which a class of one's own can make nothing
         raise InputError(table_key(name), dict(settings), f"does not fit: {error}") from None
     except InputError as error:
         raise InputError(f"{table_key(name)}.{error.field}", error.value, error.expected) from None
+    return made
 
 
 def _imported(name: str) -> Any:

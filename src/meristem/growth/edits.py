@@ -73,7 +73,8 @@ class LoopHeads:
 
     def tensors(self, plan: Plan, tensors: Tensors, kind: str) -> dict[str, Tensor]:
         result, old = dict(tensors), plan.layers[self.layer].loop
-        for name in (name for name in GATES if name in result):
+        same = old is None or old.heads == self.heads  # then what was trained stays in its place
+        for name in (name for name in GATES if name in result and not (same and name == "gate_delta")):
             gates = torch.zeros_like(result[name][self.layer])
             for column, head in enumerate(self.heads):
                 if old is not None and head in old.heads:

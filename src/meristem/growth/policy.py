@@ -90,6 +90,9 @@ class Policy:
         """Settings that cannot have their effect, each in a sentence that begins with its name."""
         return []
 
+    def check_length(self) -> None:
+        """Refuse settings that have no effect in a run of this length; a configuration that is read is checked so."""
+
     def prepare(self, plan: Plan) -> Plan:
         """The plan with what the policy must find in it before training; the model is built from this one."""
         return plan

@@ -106,7 +106,11 @@ class Incrt(Births):
         for name in ("share", "plateau"):
             if not 0 < getattr(self, name) <= 1:
                 raise InputError(name, getattr(self, name), "must be above 0 and at most 1")
-        last = min(last_step(self.last_birth, self.total_steps), self.total_steps)
+        last_step(self.last_birth, self.total_steps)  # refuses bad values
+
+    def check_length(self) -> None:
+        """Refuse a run that is over before a head could be born."""
+        last = min(self.last_birth_step, self.total_steps)
         if self.first_birth > last:
             raise InputError(
                 "last_birth", self.last_birth,
