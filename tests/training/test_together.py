@@ -48,7 +48,12 @@ TOGETHER: dict[str, Any] = {
     "growth__sgt__start": 6, "growth__sgt__window": 3, "growth__sgt__beta": 0.0, "growth__sgt__heads_per_layer": 1,
     "growth__sgt__max_layers": 2, "growth__observe__every": 4, **EAGER_BIRTHS, **EAGER_PRUNING,
 }  # fmt: skip
-ARMS = {"stack": STACK, "interleave": INTERLEAVE, "together": TOGETHER}
+# Heads leave while loops fade and grow.
+PRUNED: dict[str, Any] = {
+    **BASE, "train__steps": 16, "growth__policies": ["prune", "sgt"], "growth__sgt__start": 2, "growth__sgt__window": 4,
+    "growth__sgt__beta": 0.0, "growth__sgt__birth": "paper", "growth__sgt__max_layers": 1, **EAGER_PRUNING,
+}  # fmt: skip
+ARMS = {"stack": STACK, "interleave": INTERLEAVE, "together": TOGETHER, "pruned": PRUNED}
 Runs = Callable[[str], RunFolder]
 
 
@@ -230,12 +235,23 @@ def test_births_stacks_and_loops_are_told(grown: Runs) -> None:
     assert len(run.newest_plan.loops) == 2
 
 
-@pytest.mark.parametrize(("arm", "steps"), [("stack", (2, 3, 5, 6)), ("together", (1, 2, 3, 5, 6, 8, 9, 11, 16, 19))])
+@pytest.mark.parametrize(("arm", "steps"), [
+    ("stack", (2, 3, 5, 6)), ("together", (1, 2, 3, 5, 6, 8, 9, 11, 16, 19)), ("pruned", (2, 4, 8, 15)),
+])  # fmt: skip
 def test_resuming_anywhere_gives_the_same_run(arm: str, steps: tuple[int, ...], grown: Runs, tmp_path: Path) -> None:
     for step in steps:
         run = copy_run(grown(arm), tmp_path / f"run-{step}", last=step)
         resume(run.path)
         assert_equal_growth(run, grown(arm))
+
+
+def test_heads_leave_beside_loops(grown: Runs) -> None:
+    """So that a checkpoint has fewer heads than there are gates, and is gone on from all the same."""
+    actions = {event.action for event in growth(grown("pruned"))}
+    assert {"add", "fade", "removal"} <= actions
+    plan = grown("pruned").newest_plan
+    assert plan.gates is not None
+    assert max(plan.heads) == 2 < plan.gates.heads
 
 
 @pytest.mark.parametrize("arm", ["stack", "together"])
