@@ -37,7 +37,7 @@ def apply_edit(model: Growable, optimizer: torch.optim.Optimizer | None, edit: E
     changed = [name for name, source in sources.items() if source is None or new[name] is not old[source]]
     states: States = {}
     if optimizer is not None and changed:
-        kept = states_of(model, optimizer)
+        kept = _states(old, optimizer)
         for name, source in ((name, sources[name]) for name in changed):
             if source in kept and new[name].shape != old[source].shape:
                 _check_follows(optimizer, old[source], kept[source])
@@ -75,23 +75,26 @@ def adopt(
     joins those that do the same work in other blocks.
     """
     module, count = cast("nn.Module", model), len(model.blocks)
-    _check_tensors(model, plan, tensors)
-    named = dict(module.named_parameters())
+    held = tensors_of(model)
+    _check_tensors(held, plan, tensors)
+    named = _parameters(held)
     sources = moves.layers if moves is not None else (*range(count), *[None] * len(plan.layers))[: len(plan.layers)]
     grouped: dict[str, int] = {}
-    if sources != tuple(range(count)):
+    rebuilt = sources != tuple(range(count))
+    if rebuilt:
         grouped = _groups(named, optimizer, moves, tensors)
         kept = zip(sources, plan.layers, strict=True)
         model.blocks = nn.ModuleList(
             model.make_block(layer) if old is None else model.blocks[old] for old, layer in kept
         )
     for name, tensor in tensors.items():
-        _put(module, name, tensor)
+        if rebuilt or tensor is not held[name]:
+            _put(module, name, tensor)
     if plan != model.plan:
         model.take(plan)
     if optimizer is None:
         return
-    now = dict(module.named_parameters())
+    now = _parameters(tensors_of(model))
     gone = list(named.values()) if moves is None else list({*named.values()} - {*now.values()})
     if gone or now.keys() != named.keys():
         _regroup(optimizer, named, now, grouped)
@@ -108,8 +111,7 @@ def tensors_of(model: Growable) -> dict[str, Tensor]:
 
 def states_of(model: Growable, optimizer: torch.optim.Optimizer) -> dict[str, dict[str, Any]]:
     """What an optimizer keeps of every parameter, by the parameter's name."""
-    named = cast("nn.Module", model).named_parameters()
-    return {name: dict(optimizer.state[p]) for name, p in named if optimizer.state.get(p)}
+    return _states(tensors_of(model), optimizer)
 
 
 def check_held(optimizer: torch.optim.Optimizer | None, name: str, *parameters: Tensor) -> None:
@@ -178,10 +180,21 @@ def _check_follows(optimizer: torch.optim.Optimizer, weight: Tensor, state: Mapp
             )  # fmt: skip
 
 
-def _check_tensors(model: Growable, plan: Plan, tensors: Mapping[str, Tensor]) -> None:
-    """Refuse, by name, what is not a model of this plan: a tensor too many or too few, or of another shape."""
+def _parameters(tensors: Mapping[str, Tensor]) -> dict[str, nn.Parameter]:
+    return {name: tensor for name, tensor in tensors.items() if isinstance(tensor, nn.Parameter)}
+
+
+def _states(tensors: Mapping[str, Tensor], optimizer: torch.optim.Optimizer) -> dict[str, dict[str, Any]]:
+    return {name: dict(optimizer.state[p]) for name, p in _parameters(tensors).items() if optimizer.state.get(p)}
+
+
+def _check_tensors(held: Mapping[str, Tensor], plan: Plan, tensors: Mapping[str, Tensor]) -> None:
+    """Refuse, by name, what is not a model of this plan: a tensor too many or too few, or of another shape.
+
+    `held` are those of the model as it is, in which all blocks have the same names.
+    """
     shapes: dict[str, tuple[int, ...]] = {}
-    for name, tensor in tensors_of(model).items():
+    for name, tensor in held.items():
         found = BLOCK.fullmatch(name)
         if found is None:
             shapes[name] = tuple(tensor.shape)
