@@ -232,7 +232,7 @@ def test_flattening_leaves_out_what_is_not_given() -> None:
         ("[growth.sgt]\nstart = 1.5", r"growth\.sgt\.start = 1\.5: must be a part of the run .*, or whole updates"),
         ("[growth.sgt]\nwindow = 0", r"growth\.sgt\.window = 0\.0: must be a part of the run above 0 and below 1"),
         ("[growth.sgt]\nstart = 0.99", r"growth\.sgt\.start = 0\.99: leaves no time to grow"),
-        ("[growth.sgt]\npasses = 0", r"growth\.sgt\.passes = 0: must be an integer of at least 1"),
+        ("[growth.sgt]\npasses = 0", r"growth\.sgt\.passes = 0: must be at least 1"),
         ("[growth.sgt]\npasses = 1.0", r"growth\.sgt\.passes = 1\.0: must be of type int"),
         ("[growth.sgt]\nheads = 'most'", r"growth\.sgt\.heads = 'most': must be one of high, low, random, all"),
         ("[growth.sgt]\nbirth = 'paper'\nheads = 'all'", r"growth\.sgt\.birth = 'paper': .*leaves none"),

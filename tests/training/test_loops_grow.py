@@ -739,7 +739,7 @@ def test_the_end_of_a_fade_is_told_and_recorded(data: Path, tmp_path: Path, caps
             r"growth\.sgt\.window = 2\.5: must be a part of the run above 0 and below 1, or whole",
         ),
         ({"beta": 1}, r"growth\.sgt\.beta = 1\.0: must be from 0 to below 1"),
-        ({"passes": 0}, r"growth\.sgt\.passes = 0: must be an integer of at least 1"),
+        ({"passes": 0}, r"growth\.sgt\.passes = 0: must be at least 1"),
         ({"heads": "most"}, r"growth\.sgt\.heads = 'most': must be one of high, low, random, all"),
         ({"order": "deep"}, r"growth\.sgt\.order = 'deep': must be one of deep_first, shallow_first"),
         ({"birth": "late"}, r"growth\.sgt\.birth = 'late': must be one of gate, paper"),
@@ -753,7 +753,7 @@ def test_the_end_of_a_fade_is_told_and_recorded(data: Path, tmp_path: Path, caps
         ({"rows": 0}, r"growth\.(sgt|observe)\.rows = 0: must be an integer of at least 1"),
         ({"probe": "all"}, r"growth\.(sgt|observe)\.probe = 'all': must be one of rows, fused"),
         ({"policy": "none", "rows": 0}, r"growth\.(sgt|observe)\.rows = 0: must be an integer of at least 1"),
-        ({"policy": "none", "shortlist": 0}, r"growth\.sgt\.shortlist = 0: must be an integer of at least 1"),
+        ({"policy": "none", "shortlist": 0}, r"growth\.sgt\.shortlist = 0: must be at least 1"),
         (
             {"heads_per_layer": 5},
             r"growth\.sgt\.heads_per_layer = 5: must be at most 4, the heads of the layer that has most",
