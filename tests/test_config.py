@@ -410,6 +410,7 @@ def test_the_model_section_builds_the_plan(tmp_path: Path) -> None:
 
 MODULE = """
 from dataclasses import dataclass
+from typing import Literal
 from meristem.growth import Policy
 {first}
 @dataclass(frozen=True)
@@ -417,6 +418,11 @@ class Quiet(Policy):
     total_steps: int
     at: tuple = ()
     word: str = "a"
+    every: int = 20
+    share: float | None = None
+    layers: tuple[int, ...] = ()
+    words: tuple[str, ...] = ()
+    kind: Literal["high", "low"] = "high"
 
     def __post_init__(self):
         len(self.at)
@@ -458,8 +464,37 @@ def test_a_policy_of_ones_own_has_its_table(module: Callable[[str], None], tmp_p
     sgt, own = config.build_policies()
     assert sgt == Sgt(1000)
     assert isinstance(own, Policy)
-    assert own.settings == {"total_steps": 1000, "at": ((1, 2), 3), "word": "b"}
+    assert own.settings.items() >= {"total_steps": 1000, "at": ((1, 2), 3), "word": "b", "every": 20}.items()
     assert config["growth.quiet.word"] == "b"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--growth.quiet.layers=1,2", "--growth.quiet.words=a, b"], {"layers": (1, 2), "words": ("a", "b")}),
+        (["--growth.quiet.layers=[1,2]", "--growth.quiet.words=7"], {"layers": (1, 2), "words": ("7",)}),
+        (["--growth.quiet.layers=3", "--growth.quiet.words="], {"layers": (3,)}),
+        (["--growth.quiet.every=7", "--growth.quiet.share=1"], {"every": 7, "share": 1.0}),
+    ],
+)
+def test_settings_of_a_policy_of_ones_own_become_their_types(
+    arguments: list[str], expected: dict[str, Any], module: Callable[[str], None], tmp_path: Path
+) -> None:
+    config = load_config(saved(tmp_path, "[growth]\npolicies = ['quiet_policy:Quiet']"), arguments)
+    again = load_config(saved(tmp_path, config.to_toml()))
+    (own,), (same,) = config.build_policies(), again.build_policies()
+    assert own.settings == same.settings == {**own.settings, **expected}
+    assert all(type(getattr(own, key)) is type(value) for key, value in expected.items())
+
+
+def test_types_that_are_only_there_for_a_type_checker_are_not_checked(
+    module: Callable[[str], None], tmp_path: Path
+) -> None:
+    config = load_config(saved(tmp_path, "[growth]\npolicies = ['quiet_policy:Quiet']\n[growth.quiet]\nevery = 7"))
+    path = tmp_path / "quiet_policy.py"
+    path.write_text("from __future__ import annotations\n" + path.read_text().replace("every: int", "every: Steps"))
+    (own,) = config.build_policies()
+    assert own.settings["every"] == 7
 
 
 @pytest.mark.parametrize(
@@ -471,11 +506,17 @@ def test_a_policy_of_ones_own_has_its_table(module: Callable[[str], None], tmp_p
         ("quiet_policy:NoDataclass", [], r"'quiet_policy:NoDataclass': must be a dataclass"),
         (
             "quiet_policy:Quiet",
-            ["--growth.quiet.words=b"],
-            r"growth\.quiet\.words = 'b': .*did you mean .*quiet\.word\?",
+            ["--growth.quiet.wrod=b"],
+            r"growth\.quiet\.wrod = 'b': .*did you mean .*quiet\.word\?",
         ),
         ("quiet_policy:Quiet", ["--growth.quiet.total_steps=9"], r"growth\.quiet\.total_steps = 9: unknown key"),
         ("quiet_policy:Quiet", ["--growth.quiet.at=9"], r"growth\.quiet = \{'at': 9\}: does not fit: .*int"),
+        ("quiet_policy:Quiet", ["--growth.quiet.every=abc"], r"growth\.quiet\.every = 'abc': must be of type int"),
+        ("quiet_policy:Quiet", ["--growth.quiet.every=2.5"], r"growth\.quiet\.every = 2\.5: must be of type int"),
+        ("quiet_policy:Quiet", ["--growth.quiet.every=true"], r"growth\.quiet\.every = True: must be of type int"),
+        ("quiet_policy:Quiet", ["--growth.quiet.share=high"], r"growth\.quiet\.share = 'high': must be of type float"),
+        ("quiet_policy:Quiet", ["--growth.quiet.layers=a"], r"growth\.quiet\.layers = 'a': must be a list of int"),
+        ("quiet_policy:Quiet", ["--growth.quiet.kind=most"], r"growth\.quiet\.kind = 'most': must be one of high, low"),
         ("quiet_policy:Quiet", ["--growth.quiet.word=bad"], r"growth\.quiet\.word = 'bad': must be better"),
     ],
 )

@@ -62,11 +62,12 @@ def from_text(text: str, kind: Any) -> Any:
     """A setting of the command line: TOML, or else plain text; of a list, what stands between commas."""
     if kind in (str, str | None) or get_origin(kind) is Literal:
         return text
+    written = text
     if is_list(kind) and not text.startswith("["):
-        text = f"[{text}]" if text else "[]"
+        written = f"[{text}]"
         if get_args(kind)[0] not in (int, float):  # words
-            text = json.dumps([part.strip() for part in text[1:-1].split(",") if part.strip()])
+            written = json.dumps([part.strip() for part in text.split(",") if part.strip()])
     try:
-        return tomllib.loads(f"value = {text}")["value"]
+        return tomllib.loads(f"value = {written}")["value"]
     except (ValueError, RecursionError):  # integers of thousands of digits are a ValueError
         return text

@@ -1,7 +1,8 @@
 """The growth section of a configuration: which policies there are, in their order, and the settings of each.
 
 A policy's table, `[growth.NAME]`, has the fields of its dataclass. Policies of somebody's own are named as
-`module:Class`; their modules are imported only where a run is trained, and their tables are kept as they are.
+`module:Class`; their modules are imported only where a run is trained, and until then their tables are kept as they
+are: of what types their settings are is known only then.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from meristem.errors import InputError
 from meristem.growth import Policy
 from meristem.growth.policies import POLICIES
 from meristem.growth.policy import ENDLESS
+from meristem.settings import from_text, is_list, of_type
 
 LENGTH = "total_steps"  # the field of a policy that is told how long the run is
 # Policies that answer the same question: what is run again, and when heads are born. A run has one of each at most.
@@ -151,12 +153,29 @@ def _made(name: str, policy: Any, settings: Mapping[str, Any], steps: int) -> An
     for key in (key for key in settings if key not in own):  # of a class of one's own: others are known when read
         meant = f"did you mean {table_key(name)}.{nearest(key, own)}?" if own else "it has no settings"
         raise InputError(f"{table_key(name)}.{key}", settings[key], f"unknown key; {meant}")
+    hints = _hints(policy)
+    typed = {key: _typed(f"{table_key(name)}.{key}", value, hints.get(key)) for key, value in settings.items()}
     try:
-        return policy(**settings, **length)
+        return policy(**typed, **length)
     except TypeError as error:  # a value of which a class of one's own can make nothing
         raise InputError(table_key(name), dict(settings), f"does not fit: {error}") from None
     except InputError as error:
         raise InputError(f"{table_key(name)}.{error.field}", error.value, error.expected) from None
+
+
+def _hints(policy: Any) -> dict[str, Any]:
+    """The types of a policy's fields; none of a class of one's own whose types are not there when it runs."""
+    try:
+        return get_type_hints(policy)
+    except NameError:
+        return {}
+
+
+def _typed(key: str, value: Any, kind: Any) -> Any:
+    """A setting as its type says; what is to be a list may still be as the command line had it."""
+    if is_list(kind) and not isinstance(value, (list, tuple)):
+        value = from_text(str(value), kind)
+    return of_type(key, value, kind)
 
 
 def _imported(name: str) -> Any:
