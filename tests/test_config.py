@@ -331,6 +331,25 @@ def test_policies_that_answer_the_same_question_are_refused(names: tuple[str, st
         build_config(policies("observe", *names))
 
 
+@pytest.mark.parametrize("name", NAMED)
+def test_loops_from_the_start_beside_copies_of_blocks_are_refused(name: str) -> None:
+    for names in ((name, "stack"), ("stack", name)):
+        with pytest.raises(InputError, match=rf"growth\.policies = '{name}': cannot stand beside stack"):
+            build_config(policies(*names, **{name: NAMED[name]}))
+
+
+@pytest.mark.parametrize("births", ["incrt", "published", "random_births"])
+def test_loops_of_heads_that_are_not_there_at_the_start_are_refused(births: str) -> None:
+    settings = {"births": 2} if births == "random_births" else {}
+    tables = {"static_loops": NAMED["static_loops"], births: {**settings, "start_heads": 1}}
+    message = rf"'static_loops': must stand behind {births}: growth\.{births}\.start_heads = 1 takes away the heads"
+    with pytest.raises(InputError, match=message):
+        build_config(policies("static_loops", births, **tables))
+    build_config(policies(births, "static_loops", **tables))  # of the heads that there are
+    build_config(policies("static_loops", births, **{**tables, births: {**settings, "start_heads": 0}}))
+    build_config(policies("block_loop", births, **{**tables, "block_loop": NAMED["block_loop"]}))
+
+
 def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"none\.toml: cannot be read"):
         load_config(tmp_path / "none.toml")
@@ -342,9 +361,12 @@ def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
 
 
 def test_settings_of_growth_cannot_change_when_a_run_is_resumed() -> None:
-    config = build_config(policies("stack", "static_loops", static_loops={"like": "run"}))
+    config = build_config(policies("prune", "static_loops", static_loops={"like": "run"}))
     check_resumable(config, override(config, ["--growth.static_loops.like", "moved", "--growth.incrt.hits", "3"]))
-    for change, key in (("--growth.stack.at 0.4", "growth.stack.at"), ("--growth.policies stack", "growth.policies")):
+    for change, key in (
+        ("--growth.prune.grace 4", "growth.prune.grace"),
+        ("--growth.policies prune", "growth.policies"),
+    ):
         with pytest.raises(InputError, match=rf"{key} = .*the run began with"):
             check_resumable(config, override(config, change.split()))
 

@@ -51,8 +51,22 @@ class GrowthConfig:
             if len(alternatives) > 1:
                 expected = f"cannot stand beside {alternatives[0]}, which answers the same question: name one of them"
                 raise InputError("growth.policies", alternatives[1], expected)
+        self._check_loops_from_the_start()
         whole = {table_name(name): _given(self.settings(name)) for name in self.policies}
         object.__setattr__(self, "tables", {**self.tables, **_given(whole)})
+
+    def _check_loops_from_the_start(self) -> None:
+        """Refuse loops that would not follow copies of blocks, or whose heads would not be there at the start."""
+        static = [name for name in self.policies if name in POLICIES and POLICIES[name].static]
+        if static and self.has("stack"):
+            expected = "cannot stand beside stack: loops from the start on would not follow copies of blocks"
+            raise InputError("growth.policies", static[0], expected)
+        behind = self.policies[self.policies.index("static_loops") :] if self.has("static_loops") else ()
+        for name in (name for name in behind if name in HEADS):
+            if start := self.settings(name)["start_heads"]:
+                key = f"{table_key(name)}.start_heads"
+                expected = f"must stand behind {name}: {key} = {start} takes away the heads that it would loop"
+                raise InputError("growth.policies", "static_loops", expected)
 
     def has(self, *names: str) -> bool:
         """Whether one of these policies is among them."""
