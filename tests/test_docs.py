@@ -11,6 +11,8 @@ import pytest
 import torch
 
 import meristem
+import meristem.gauges
+import meristem.growth
 from meristem.cli import main
 from meristem.config import all_settings, load_config
 from meristem.plan import Plan
@@ -57,6 +59,19 @@ def test_the_examples_of_docstrings_are_true(name: str) -> None:
 def test_every_configuration_key_is_in_the_guide() -> None:
     guide = (ROOT / "docs/guide.md").read_text()
     assert [setting.key for setting in all_settings() if f"`{setting.key}`" not in guide] == []
+
+
+def test_what_a_policy_of_ones_own_needs_is_where_the_guide_says() -> None:
+    (section,) = re.findall(r"### A policy of your own\n(.*?)\n## ", (ROOT / "docs/guide.md").read_text(), re.DOTALL)
+    table = "".join(re.findall(r"^\| `.*?\|", section, re.MULTILINE))
+    gauges = {name: getattr(meristem.gauges, name) for name in re.findall(r"`(\w+)\(", table)}
+    given = {"HeadTrial": {"layer": 0, "head": 0, "sequences": 1}}
+    assert set(gauges) == set(given) | {"Demand", "Energy", "EntropyGauge", "HeadShares", "StepTime", "TrainingLoss"}
+    assert all(isinstance(gauge(**given.get(name, {})), meristem.gauges.Gauge) for name, gauge in gauges.items())
+    for name in re.findall(r"`(exchanges|remembers|feeding|observed|measured)\b", section):
+        assert hasattr(meristem.Policy, name) or name in meristem.Decision.__dataclass_fields__
+    assert {"newborn_head", "Moves"} <= set(meristem.growth.__all__)
+    assert "Instrument" in meristem.gauges.__all__
 
 
 GUIDE_PLANS = re.findall(r"^    meristem (plan .*?)(?:  +#.*)?$", (ROOT / "docs/guide.md").read_text(), re.MULTILINE)

@@ -230,7 +230,9 @@ class Setting(NamedTuple):
 def all_settings() -> list[Setting]:
     """Every setting of a configuration, section by section."""
     defaults = Config()
-    return [Setting(key, _kind_text(kind), _default_text(defaults[key])) for key, kind in _known_keys().items()]
+    takes = {key: _kind_text(kind) for key, kind in _known_keys().items()}
+    takes["growth.policies"] = f"any of {', '.join(POLICIES)}, MODULE:CLASS"
+    return [Setting(key, kinds, _default_text(defaults[key])) for key, kinds in takes.items()]
 
 
 def _kind_text(kind: Any) -> str:
