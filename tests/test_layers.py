@@ -9,7 +9,7 @@ SOURCE = Path(__file__).resolve().parents[1] / "src"
 # From the bottom to the top. A new module or package gets its place here.
 LAYERS = (
     "errors", "choices", "wording", "limits", "settings", "files", "seeds", "records", "ranks", "devices", "arguments",
-    "schedules", "cost", "plan", "moves",
+    "schedules", "plan", "moves",
     "model", "gauges", "growth", "data", "config", "runs", "training",
     "comparison", "evaluation", "report",
     "integrations", "synthetic", "bench",
