@@ -779,11 +779,17 @@ def test_a_mistake_in_the_growth_section_is_named_before_anything_is_written(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("changes", [GROWING, VANILLA, {**GROWING, **UNOBSERVED}])
-def test_one_token_has_no_entropy(changes: dict[str, Any], data: Path, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"model\.context = 1: must be at least 2: one token has no entropy"):
+@pytest.mark.parametrize(
+    ("changes", "name"), [(GROWING, "sgt"), (VANILLA, "observe"), ({**GROWING, **UNOBSERVED}, "sgt")]
+)
+def test_one_token_has_no_entropy(changes: dict[str, Any], name: str, data: Path, tmp_path: Path) -> None:
+    message = rf"model\.context = 1: must be at least 2: one token has no entropy, which {name} of"
+    with pytest.raises(InputError, match=message):
         train(tiny_config(data, **{**changes, "model__context": 1}), tmp_path / "run")
     assert list(tmp_path.iterdir()) == []
+    births = {"growth__policies": ["random_births"], "growth__random_births__births": 1, "train__steps": 4}
+    births |= {"growth__random_births__warm_up": 1, "growth__random_births__decide_every": 1, "model__context": 1}
+    assert trained(data, tmp_path / "births", **births).newest_plan.context == 1  # nobody needs an entropy
     brief = {**VANILLA, **BRIEF, "model__context": 1}
     assert trained(data, tmp_path / "plain", **brief).plan.context == 1  # without growth it is enough
 
