@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
-from meristem import Decoder, EntropyGauge, Grower, Plan, parameter_groups
-from meristem.growth import AddHead, Change, Decision, Policy
-from meristem.growth.head_surgery import newborn_head
+from meristem import Decoder, Grower, Plan, parameter_groups
+from meristem.gauges import EntropyGauge, Gauge
+from meristem.growth import AddHead, Change, Decision, Policy, newborn_head
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class WidestLayer(Policy):
     def begin(self, plan: Plan) -> int:
         return 0  # the state: births so far; it is kept in checkpoints
 
-    def needs(self, state: int, step: int, plan: Plan) -> tuple[Any, ...] | None:
+    def needs(self, state: int, step: int, plan: Plan) -> tuple[Gauge, ...] | None:
         return (EntropyGauge(),) if step % self.every == 0 and state < self.most else None
 
     def decide(self, state: int, step: int, plan: Plan, readings: Any) -> Decision:

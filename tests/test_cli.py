@@ -26,6 +26,7 @@ from meristem.config import all_settings, build_config, load_config
 from meristem.gauges import entropy
 from meristem.gauges.entropy import EntropyGauge, HeadReadings, read_heads
 from meristem.growth import LoopHeads, RepeatBlock
+from meristem.growth.policies import POLICIES
 from meristem.model import Decoder
 from meristem.plan import Plan
 from meristem.runs.checkpoint import list_checkpoints
@@ -493,7 +494,7 @@ def test_the_help_of_train_lists_every_setting_with_choices_and_default(call: Ca
     for setting in all_settings():
         assert f" --{setting.key} " in said
     assert "--train.on_divergence stop|rewind [default: stop]" in said
-    assert "--growth.policies TEXT,... [default: not given]" in said
+    assert f"--growth.policies any of {', '.join(POLICIES)}, MODULE:CLASS [default: not given]" in said
     assert "--growth.sgt.heads high|low|random|all [default: high]" in said
     assert "--growth.stack.at NUMBER,... [default: 0.3]" in said
     assert "--growth.stack.order stack|interleave [default: stack]" in said

@@ -232,7 +232,7 @@ def test_flattening_leaves_out_what_is_not_given() -> None:
         ("[growth.sgt]\nstart = 1.5", r"growth\.sgt\.start = 1\.5: must be a part of the run .*, or whole updates"),
         ("[growth.sgt]\nwindow = 0", r"growth\.sgt\.window = 0\.0: must be a part of the run above 0 and below 1"),
         ("[growth.sgt]\nstart = 0.99", r"growth\.sgt\.start = 0\.99: leaves no time to grow"),
-        ("[growth.sgt]\npasses = 0", r"growth\.sgt\.passes = 0: must be an integer of at least 1"),
+        ("[growth.sgt]\npasses = 0", r"growth\.sgt\.passes = 0: must be at least 1"),
         ("[growth.sgt]\npasses = 1.0", r"growth\.sgt\.passes = 1\.0: must be of type int"),
         ("[growth.sgt]\nheads = 'most'", r"growth\.sgt\.heads = 'most': must be one of high, low, random, all"),
         ("[growth.sgt]\nbirth = 'paper'\nheads = 'all'", r"growth\.sgt\.birth = 'paper': .*leaves none"),
@@ -331,6 +331,25 @@ def test_policies_that_answer_the_same_question_are_refused(names: tuple[str, st
         build_config(policies("observe", *names))
 
 
+@pytest.mark.parametrize("name", NAMED)
+def test_loops_from_the_start_beside_copies_of_blocks_are_refused(name: str) -> None:
+    for names in ((name, "stack"), ("stack", name)):
+        with pytest.raises(InputError, match=rf"growth\.policies = '{name}': cannot stand beside stack"):
+            build_config(policies(*names, **{name: NAMED[name]}))
+
+
+@pytest.mark.parametrize("births", ["incrt", "published", "random_births"])
+def test_loops_of_heads_that_are_not_there_at_the_start_are_refused(births: str) -> None:
+    settings = {"births": 2} if births == "random_births" else {}
+    tables = {"static_loops": NAMED["static_loops"], births: {**settings, "start_heads": 1}}
+    message = rf"'static_loops': must stand behind {births}: growth\.{births}\.start_heads = 1 takes away the heads"
+    with pytest.raises(InputError, match=message):
+        build_config(policies("static_loops", births, **tables))
+    build_config(policies(births, "static_loops", **tables))  # of the heads that there are
+    build_config(policies("static_loops", births, **{**tables, births: {**settings, "start_heads": 0}}))
+    build_config(policies("block_loop", births, **{**tables, "block_loop": NAMED["block_loop"]}))
+
+
 def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"none\.toml: cannot be read"):
         load_config(tmp_path / "none.toml")
@@ -342,9 +361,12 @@ def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
 
 
 def test_settings_of_growth_cannot_change_when_a_run_is_resumed() -> None:
-    config = build_config(policies("stack", "static_loops", static_loops={"like": "run"}))
+    config = build_config(policies("prune", "static_loops", static_loops={"like": "run"}))
     check_resumable(config, override(config, ["--growth.static_loops.like", "moved", "--growth.incrt.hits", "3"]))
-    for change, key in (("--growth.stack.at 0.4", "growth.stack.at"), ("--growth.policies stack", "growth.policies")):
+    for change, key in (
+        ("--growth.prune.grace 4", "growth.prune.grace"),
+        ("--growth.policies prune", "growth.policies"),
+    ):
         with pytest.raises(InputError, match=rf"{key} = .*the run began with"):
             check_resumable(config, override(config, change.split()))
 
@@ -410,6 +432,7 @@ def test_the_model_section_builds_the_plan(tmp_path: Path) -> None:
 
 MODULE = """
 from dataclasses import dataclass
+from typing import Literal
 from meristem.growth import Policy
 {first}
 @dataclass(frozen=True)
@@ -417,6 +440,11 @@ class Quiet(Policy):
     total_steps: int
     at: tuple = ()
     word: str = "a"
+    every: int = 20
+    share: float | None = None
+    layers: tuple[int, ...] = ()
+    words: tuple[str, ...] = ()
+    kind: Literal["high", "low"] = "high"
 
     def __post_init__(self):
         len(self.at)
@@ -458,8 +486,37 @@ def test_a_policy_of_ones_own_has_its_table(module: Callable[[str], None], tmp_p
     sgt, own = config.build_policies()
     assert sgt == Sgt(1000)
     assert isinstance(own, Policy)
-    assert own.settings == {"total_steps": 1000, "at": ((1, 2), 3), "word": "b"}
+    assert own.settings.items() >= {"total_steps": 1000, "at": ((1, 2), 3), "word": "b", "every": 20}.items()
     assert config["growth.quiet.word"] == "b"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--growth.quiet.layers=1,2", "--growth.quiet.words=a, b"], {"layers": (1, 2), "words": ("a", "b")}),
+        (["--growth.quiet.layers=[1,2]", "--growth.quiet.words=7"], {"layers": (1, 2), "words": ("7",)}),
+        (["--growth.quiet.layers=3", "--growth.quiet.words="], {"layers": (3,)}),
+        (["--growth.quiet.every=7", "--growth.quiet.share=1"], {"every": 7, "share": 1.0}),
+    ],
+)
+def test_settings_of_a_policy_of_ones_own_become_their_types(
+    arguments: list[str], expected: dict[str, Any], module: Callable[[str], None], tmp_path: Path
+) -> None:
+    config = load_config(saved(tmp_path, "[growth]\npolicies = ['quiet_policy:Quiet']"), arguments)
+    again = load_config(saved(tmp_path, config.to_toml()))
+    (own,), (same,) = config.build_policies(), again.build_policies()
+    assert own.settings == same.settings == {**own.settings, **expected}
+    assert all(type(getattr(own, key)) is type(value) for key, value in expected.items())
+
+
+def test_types_that_are_only_there_for_a_type_checker_are_not_checked(
+    module: Callable[[str], None], tmp_path: Path
+) -> None:
+    config = load_config(saved(tmp_path, "[growth]\npolicies = ['quiet_policy:Quiet']\n[growth.quiet]\nevery = 7"))
+    path = tmp_path / "quiet_policy.py"
+    path.write_text("from __future__ import annotations\n" + path.read_text().replace("every: int", "every: Steps"))
+    (own,) = config.build_policies()
+    assert own.settings["every"] == 7
 
 
 @pytest.mark.parametrize(
@@ -471,11 +528,17 @@ def test_a_policy_of_ones_own_has_its_table(module: Callable[[str], None], tmp_p
         ("quiet_policy:NoDataclass", [], r"'quiet_policy:NoDataclass': must be a dataclass"),
         (
             "quiet_policy:Quiet",
-            ["--growth.quiet.words=b"],
-            r"growth\.quiet\.words = 'b': .*did you mean .*quiet\.word\?",
+            ["--growth.quiet.wrod=b"],
+            r"growth\.quiet\.wrod = 'b': .*did you mean .*quiet\.word\?",
         ),
         ("quiet_policy:Quiet", ["--growth.quiet.total_steps=9"], r"growth\.quiet\.total_steps = 9: unknown key"),
         ("quiet_policy:Quiet", ["--growth.quiet.at=9"], r"growth\.quiet = \{'at': 9\}: does not fit: .*int"),
+        ("quiet_policy:Quiet", ["--growth.quiet.every=abc"], r"growth\.quiet\.every = 'abc': must be of type int"),
+        ("quiet_policy:Quiet", ["--growth.quiet.every=2.5"], r"growth\.quiet\.every = 2\.5: must be of type int"),
+        ("quiet_policy:Quiet", ["--growth.quiet.every=true"], r"growth\.quiet\.every = True: must be of type int"),
+        ("quiet_policy:Quiet", ["--growth.quiet.share=high"], r"growth\.quiet\.share = 'high': must be of type float"),
+        ("quiet_policy:Quiet", ["--growth.quiet.layers=a"], r"growth\.quiet\.layers = 'a': must be a list of int"),
+        ("quiet_policy:Quiet", ["--growth.quiet.kind=most"], r"growth\.quiet\.kind = 'most': must be one of high, low"),
         ("quiet_policy:Quiet", ["--growth.quiet.word=bad"], r"growth\.quiet\.word = 'bad': must be better"),
     ],
 )

@@ -8,8 +8,8 @@ SOURCE = Path(__file__).resolve().parents[1] / "src"
 
 # From the bottom to the top. A new module or package gets its place here.
 LAYERS = (
-    "errors", "choices", "wording", "limits", "files", "seeds", "records", "ranks", "devices", "arguments",
-    "schedules", "cost", "plan", "moves",
+    "errors", "choices", "wording", "limits", "settings", "files", "seeds", "records", "ranks", "devices", "arguments",
+    "schedules", "plan", "moves",
     "model", "gauges", "growth", "data", "config", "runs", "training",
     "comparison", "evaluation", "report",
     "integrations", "synthetic", "bench",

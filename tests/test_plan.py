@@ -16,10 +16,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meristem.cost import Cost, Flops
 from meristem.errors import InputError, RunError
 from meristem.growth.edits import LoopHeads, RepeatBlock
 from meristem.plan import Gates, LayerPlan, Loop, Plan, Shape, default_feed_forward
+from meristem.plan.costs import Cost, Flops
 
 SIZES: dict[str, dict[str, Any]] = {
     "small": {"layers": 12, "width": 768, "heads": 12},

@@ -267,7 +267,7 @@ def test_sgt_oracle_7_heads_report_their_last_pass(gauge: EntropyGauge, kv_group
     assert found.shape == (sum(plan.heads),) == (48,)
     torch.testing.assert_close(found.double(), direct_readings(model, tokens, gauge), rtol=0, atol=1e-5)
     # The heads of a model without loops all report their normal pass.
-    model.take(looped(small_plan(kv_group=kv_group), {}, plan.gates))
+    model.follow_plan(looped(small_plan(kv_group=kv_group), {}, plan.gates))
     plain = read_heads(model, tokens, gauge).entropy
     torch.testing.assert_close(plain.double(), direct_readings(model, tokens, gauge), rtol=0, atol=1e-5)
     changed = [i for i, (one, other) in enumerate(zip(found.tolist(), plain.tolist(), strict=True)) if one != other]

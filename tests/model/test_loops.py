@@ -215,9 +215,9 @@ def test_sgt_oracle_1_a_loop_that_is_taken_back_leaves_no_trace() -> None:
     plan = small_plan(kv_group=2)
     model, tokens = lively(plan), random_tokens(plan)
     before = everything(model, tokens)
-    model.take(RepeatBlock(3).apply(looped(plan, LOOPS)))
+    model.follow_plan(RepeatBlock(3).apply(looped(plan, LOOPS)))
     assert relative_error(everything(model, tokens)["logits"], before["logits"]) > 0.1
-    model.take(plan)
+    model.follow_plan(plan)
     assert_equal(everything(model, tokens), before)
 
 
@@ -687,7 +687,7 @@ def test_generation_with_loops(kv_group: int) -> None:
     expected = [repeated_argmax(model, prompt, 8) for prompt in PROMPTS]
     assert [generate(model, [prompt], max_tokens=8, sampling=greedy)[0] for prompt in PROMPTS] == expected
     assert generate(model, PROMPTS, max_tokens=8, sampling=greedy) == expected
-    model.take(replace(model.plan, layers=small_plan(kv_group=kv_group).layers))
+    model.follow_plan(replace(model.plan, layers=small_plan(kv_group=kv_group).layers))
     assert generate(model, PROMPTS, max_tokens=8, sampling=greedy) != expected
 
 
@@ -805,7 +805,7 @@ def test_edits_without_a_grower_change_nothing_either(trained: bool) -> None:
         model.gate_ramp[2, :2, :3] = 1
         model.gate_ramp[4, 2, :2] = 1
         assert relative_error(model(tokens).logits, before) > 0.01
-        model.take(plan)  # a loop that is taken back and given again begins anew
+        model.follow_plan(plan)  # a loop that is taken back and given again begins anew
         assert torch.equal(model(tokens).logits, before)
         for edit in edits:
             apply_edit(model, None, edit)
@@ -817,7 +817,7 @@ def test_loops_without_gates_have_full_strength_at_once() -> None:
     plan = small_plan()
     model, tokens = lively(plan), random_tokens(plan)
     before = model(tokens).logits
-    model.take(looped(plan, {4: ((5, 2), 1)}))
+    model.follow_plan(looped(plan, {4: ((5, 2), 1)}))
     assert model.gates is None
     assert relative_error(model(tokens).logits, before) > 0.01
 
@@ -861,7 +861,7 @@ def test_distances_are_those_of_the_normal_pass() -> None:
     plan = small_plan()
     model, tokens = lively(plan), random_tokens(plan)
     before = layer_distances(model, tokens)
-    model.take(RepeatBlock(5).apply(looped(plan, {2: ((1, 0), 2)})))
+    model.follow_plan(RepeatBlock(5).apply(looped(plan, {2: ((1, 0), 2)})))
     after = layer_distances(model, tokens)
     assert after.shape == (6,)
     assert torch.equal(after[:3], before[:3])

@@ -24,11 +24,11 @@ from meristem.runs import checkpoint
 from meristem.runs.checkpoint import (
     FILES,
     MANIFEST,
+    drop_old_checkpoints,
     list_checkpoints,
     load_checkpoint,
     load_newest,
     optimizer_states,
-    prune,
     restore_rng,
     snapshot,
     write_checkpoint,
@@ -54,7 +54,7 @@ def small_state(seed: int = 0) -> tuple[nn.Module, torch.optim.AdamW]:
 def save(folder: Path, step: int, keep: int = 100, seed: int = 0) -> Path:
     model, optimizer = small_state(seed)
     path = write_checkpoint(folder, snapshot(step, model=model, optimizer=optimizer, state={"note": "é"}))
-    prune(folder, step, keep)
+    drop_old_checkpoints(folder, step, keep)
     return path
 
 

@@ -739,7 +739,7 @@ def test_the_end_of_a_fade_is_told_and_recorded(data: Path, tmp_path: Path, caps
             r"growth\.sgt\.window = 2\.5: must be a part of the run above 0 and below 1, or whole",
         ),
         ({"beta": 1}, r"growth\.sgt\.beta = 1\.0: must be from 0 to below 1"),
-        ({"passes": 0}, r"growth\.sgt\.passes = 0: must be an integer of at least 1"),
+        ({"passes": 0}, r"growth\.sgt\.passes = 0: must be at least 1"),
         ({"heads": "most"}, r"growth\.sgt\.heads = 'most': must be one of high, low, random, all"),
         ({"order": "deep"}, r"growth\.sgt\.order = 'deep': must be one of deep_first, shallow_first"),
         ({"birth": "late"}, r"growth\.sgt\.birth = 'late': must be one of gate, paper"),
@@ -753,7 +753,7 @@ def test_the_end_of_a_fade_is_told_and_recorded(data: Path, tmp_path: Path, caps
         ({"rows": 0}, r"growth\.(sgt|observe)\.rows = 0: must be an integer of at least 1"),
         ({"probe": "all"}, r"growth\.(sgt|observe)\.probe = 'all': must be one of rows, fused"),
         ({"policy": "none", "rows": 0}, r"growth\.(sgt|observe)\.rows = 0: must be an integer of at least 1"),
-        ({"policy": "none", "shortlist": 0}, r"growth\.sgt\.shortlist = 0: must be an integer of at least 1"),
+        ({"policy": "none", "shortlist": 0}, r"growth\.sgt\.shortlist = 0: must be at least 1"),
         (
             {"heads_per_layer": 5},
             r"growth\.sgt\.heads_per_layer = 5: must be at most 4, the heads of the layer that has most",
@@ -779,11 +779,17 @@ def test_a_mistake_in_the_growth_section_is_named_before_anything_is_written(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("changes", [GROWING, VANILLA, {**GROWING, **UNOBSERVED}])
-def test_one_token_has_no_entropy(changes: dict[str, Any], data: Path, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"model\.context = 1: must be at least 2: one token has no entropy"):
+@pytest.mark.parametrize(
+    ("changes", "name"), [(GROWING, "sgt"), (VANILLA, "observe"), ({**GROWING, **UNOBSERVED}, "sgt")]
+)
+def test_one_token_has_no_entropy(changes: dict[str, Any], name: str, data: Path, tmp_path: Path) -> None:
+    message = rf"model\.context = 1: must be at least 2: one token has no entropy, which {name} of"
+    with pytest.raises(InputError, match=message):
         train(tiny_config(data, **{**changes, "model__context": 1}), tmp_path / "run")
     assert list(tmp_path.iterdir()) == []
+    births = {"growth__policies": ["random_births"], "growth__random_births__births": 1, "train__steps": 4}
+    births |= {"growth__random_births__warm_up": 1, "growth__random_births__decide_every": 1, "model__context": 1}
+    assert trained(data, tmp_path / "births", **births).newest_plan.context == 1  # nobody needs an entropy
     brief = {**VANILLA, **BRIEF, "model__context": 1}
     assert trained(data, tmp_path / "plain", **brief).plan.context == 1  # without growth it is enough
 

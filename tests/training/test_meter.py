@@ -13,7 +13,7 @@ from meristem.runs.checkpoint import Snapshot, snapshot
 from meristem.runs.run_folder import RunFolder
 from meristem.training import loop, tasks
 from meristem.training.held_out import held_out_loss
-from meristem.training.meter import Clock, Readings, StepReading
+from meristem.training.meter import Clock, PendingReadings, StepReading
 from meristem.training.optimizer import guarded_update
 
 from .helpers import trained
@@ -103,7 +103,7 @@ def test_metrics_hold_finite_numbers(whole: RunFolder) -> None:
 
 
 def test_readings_come_one_step_later() -> None:
-    readings = Readings()
+    readings = PendingReadings()
     assert readings.flush() is None
     assert readings.push(1, torch.tensor([2.5, 1.0, 0.0, 0.0])) is None
     assert readings.push(2, torch.tensor([1.5, 0.5, 1.0, 0.0])) == StepReading(1, 2.5, 1.0, skipped=False, stop=False)

@@ -192,7 +192,7 @@ def test_checkpoints_before_and_after_growth_are_evaluated_and_generate(
         (
             {"growth__policies": ["static_loops", "stack"], "growth__static_loops__layers": [1],
              "growth__static_loops__heads": "all"},
-            r"growth\.stack\.plan = .*has loops or repeats",
+            r"growth\.policies = 'static_loops': cannot stand beside stack",
         ),
     ],
 )  # fmt: skip

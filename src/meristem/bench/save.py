@@ -19,7 +19,7 @@ from meristem.devices import describe_device
 from meristem.plan import Plan
 from meristem.runs.checkpoint import snapshot, write_checkpoint
 from meristem.runs.saver import Saver
-from meristem.training.meter import Readings
+from meristem.training.meter import PendingReadings
 
 WARMUP, TIMED = 10, 60  # updates
 
@@ -87,7 +87,7 @@ def _beside(
         begin = time.perf_counter()
         saver.save(snapshot(number, model=step.model, optimizer=step.optimizer, state={}))
         wait(device)  # training would not wait for the copies, which are on the device as its next update is
-        held_up, readings = time.perf_counter() - begin, Readings()
+        held_up, readings = time.perf_counter() - begin, PendingReadings()
         for updates in itertools.count():
             if saver.finished():
                 break
@@ -99,7 +99,7 @@ def _beside(
 
 def _pace(step: TrainingStep, batches: Iterator[tuple[Tensor, Tensor]], updates: int, device: torch.device) -> float:
     """Seconds of an update, the host being one ahead, as in training."""
-    readings = Readings()
+    readings = PendingReadings()
     wait(device)
     begin = time.perf_counter()
     for number in range(updates):

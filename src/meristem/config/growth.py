@@ -1,7 +1,8 @@
 """The growth section of a configuration: which policies there are, in their order, and the settings of each.
 
 A policy's table, `[growth.NAME]`, has the fields of its dataclass. Policies of somebody's own are named as
-`module:Class`; their modules are imported only where a run is trained, and their tables are kept as they are.
+`module:Class`; their modules are imported only where a run is trained, and until then their tables are kept as they
+are: of what types their settings are is known only then.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from meristem.errors import InputError
 from meristem.growth import Policy
 from meristem.growth.policies import POLICIES
 from meristem.growth.policy import ENDLESS
+from meristem.settings import from_text, is_list, of_type
 
 LENGTH = "total_steps"  # the field of a policy that is told how long the run is
 # Policies that answer the same question: what is run again, and when heads are born. A run has one of each at most.
@@ -49,8 +51,22 @@ class GrowthConfig:
             if len(alternatives) > 1:
                 expected = f"cannot stand beside {alternatives[0]}, which answers the same question: name one of them"
                 raise InputError("growth.policies", alternatives[1], expected)
+        self._check_loops_from_the_start()
         whole = {table_name(name): _given(self.settings(name)) for name in self.policies}
         object.__setattr__(self, "tables", {**self.tables, **_given(whole)})
+
+    def _check_loops_from_the_start(self) -> None:
+        """Refuse loops that would not follow copies of blocks, or whose heads would not be there at the start."""
+        static = [name for name in self.policies if name in POLICIES and POLICIES[name].static]
+        if static and self.has("stack"):
+            expected = "cannot stand beside stack: loops from the start on would not follow copies of blocks"
+            raise InputError("growth.policies", static[0], expected)
+        behind = self.policies[self.policies.index("static_loops") :] if self.has("static_loops") else ()
+        for name in (name for name in behind if name in HEADS):
+            if start := self.settings(name)["start_heads"]:
+                key = f"{table_key(name)}.start_heads"
+                expected = f"must stand behind {name}: {key} = {start} takes away the heads that it would loop"
+                raise InputError("growth.policies", "static_loops", expected)
 
     def has(self, *names: str) -> bool:
         """Whether one of these policies is among them."""
@@ -151,14 +167,31 @@ def _made(name: str, policy: Any, settings: Mapping[str, Any], steps: int) -> An
     for key in (key for key in settings if key not in own):  # of a class of one's own: others are known when read
         meant = f"did you mean {table_key(name)}.{nearest(key, own)}?" if own else "it has no settings"
         raise InputError(f"{table_key(name)}.{key}", settings[key], f"unknown key; {meant}")
+    hints = _hints(policy)
+    typed = {key: _typed(f"{table_key(name)}.{key}", value, hints.get(key)) for key, value in settings.items()}
     try:
-        made = policy(**settings, **length)
+        made = policy(**typed, **length)
         made.check_length()
     except TypeError as error:  # a value of which a class of one's own can make nothing
         raise InputError(table_key(name), dict(settings), f"does not fit: {error}") from None
     except InputError as error:
         raise InputError(f"{table_key(name)}.{error.field}", error.value, error.expected) from None
     return made
+
+
+def _hints(policy: Any) -> dict[str, Any]:
+    """The types of a policy's fields; none of a class of one's own whose types are not there when it runs."""
+    try:
+        return get_type_hints(policy)
+    except NameError:
+        return {}
+
+
+def _typed(key: str, value: Any, kind: Any) -> Any:
+    """A setting as its type says; what is to be a list may still be as the command line had it."""
+    if is_list(kind) and not isinstance(value, (list, tuple)):
+        value = from_text(str(value), kind)
+    return of_type(key, value, kind)
 
 
 def _imported(name: str) -> Any:

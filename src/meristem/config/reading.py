@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import difflib
 import json
-import math
-import tomllib
 import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -28,8 +26,8 @@ from meristem.errors import InputError
 from meristem.files import read_toml
 from meristem.growth import Policy
 from meristem.growth.policies import POLICIES
+from meristem.settings import from_text, is_list, of_type
 
-LARGEST = 2**63  # whole numbers of a configuration are below
 CLOSE = 0.7  # of difflib's measure: from here on a name is taken for another one that was misspelt
 
 # What may change when a run is resumed: the result does not depend on it, or (device, compile, micro_batch) only in the
@@ -69,12 +67,12 @@ class Config:
             if not 0 <= self[name] < 2**63:
                 raise InputError(name, self[name], "must be from 0 to 2^63 - 1")
         for name in ("data.class_weights", "train.on_divergence"):
-            _check_choice(name, self[name], _known_keys()[name])
+            of_type(name, self[name], _known_keys()[name])
         micro = self.train.micro_batch
         if micro is not None and (micro < 1 or self.train.batch_size % micro):
             raise InputError("train.micro_batch", micro, f"must divide train.batch_size = {self.train.batch_size}")
         for name in self.log.trackers:
-            _check_choice("log.trackers", name, TrackerName)
+            of_type("log.trackers", name, TrackerName)
 
     def policy(self, name: str) -> Any:
         """One of the run's policies that come with Meristem; None if it is not among them."""
@@ -144,9 +142,9 @@ def build_config(values: Mapping[str, Any], note: Callable[[str], None] | None =
         elif key not in known:
             raise InputError(key, value, f"unknown key; did you mean {_nearest_key(key)}?")
         elif own:
-            tables.setdefault(table, {})[own] = _convert(key, value, known[key])
+            tables.setdefault(table, {})[own] = of_type(key, value, known[key])
         else:
-            sections[section][name] = _convert(key, value, known[key])
+            sections[section][name] = of_type(key, value, known[key])
     if tables:
         sections["growth"]["tables"] = tables
     hints = get_type_hints(Config)
@@ -172,7 +170,7 @@ def parse_overrides(arguments: Sequence[str]) -> dict[str, Any]:
                 raise InputError(key, None, "needs a value")
             text = rest.pop(0)
         values.pop(key, None)  # the last one holds, and in its own place
-        values[key] = _parse_text(key, text)
+        values[key] = from_text(text, _known_keys().get(key))
     return values
 
 
@@ -232,14 +230,16 @@ class Setting(NamedTuple):
 def all_settings() -> list[Setting]:
     """Every setting of a configuration, section by section."""
     defaults = Config()
-    return [Setting(key, _kind_text(kind), _default_text(defaults[key])) for key, kind in _known_keys().items()]
+    takes = {key: _kind_text(kind) for key, kind in _known_keys().items()}
+    takes["growth.policies"] = f"any of {', '.join(POLICIES)}, MODULE:CLASS"
+    return [Setting(key, kinds, _default_text(defaults[key])) for key, kinds in takes.items()]
 
 
 def _kind_text(kind: Any) -> str:
     """What a setting takes, in a word, or the words that it can be."""
     if get_origin(kind) in (Union, types.UnionType):
         return _kind_text(next(k for k in get_args(kind) if k is not type(None)))
-    if get_origin(kind) is tuple:
+    if is_list(kind):
         return f"{_kind_text(get_args(kind)[0])},..."
     if get_origin(kind) is Literal:
         return "|".join(get_args(kind))
@@ -265,56 +265,12 @@ def _nearest_key(key: str) -> str:
     return nearest(key, [other for other in known if other.rpartition(".")[2] == name] or known)
 
 
-def _parse_text(key: str, text: str) -> Any:
-    kind = _known_keys().get(key)
-    if kind in (str, str | None) or get_origin(kind) is Literal:
-        return text
-    if get_origin(kind) is tuple and not text.startswith("["):
-        text = f"[{text}]" if text else "[]"
-        if get_args(kind)[0] not in (int, float):  # words
-            text = json.dumps([part.strip() for part in text[1:-1].split(",") if part.strip()])
-    try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except (ValueError, RecursionError):  # integers of thousands of digits are a ValueError
-        return text
-
-
-def _convert(key: str, value: Any, kind: Any) -> Any:
-    """The value as the type of its field, or an error that says which type that is."""
-    if get_origin(kind) in (Union, types.UnionType):
-        options = [k for k in get_args(kind) if k is not type(None)]
-        return _convert(key, value, options[0])
-    if get_origin(kind) is tuple:
-        inner = get_args(kind)[0]
-        simple = inner if inner in (int, float) else str
-        allowed = (int, float) if simple is float else (simple,)
-        if isinstance(value, (list, tuple)) and all(type(v) in allowed for v in value):
-            return tuple(_convert(key, entry, inner) for entry in value)
-        raise InputError(key, value, f"must be a list of {simple.__name__}")
-    if get_origin(kind) is Literal:
-        return _check_choice(key, value, kind)
-    if kind is float and type(value) is int:
-        value = float(value) if abs(value) < LARGEST else math.inf
-    if type(value) is not kind:
-        raise InputError(key, value, f"must be of type {kind.__name__}")
-    if kind is int and abs(value) >= LARGEST:
-        raise InputError(key, value, "must be below 2^63")
-    return value
-
-
 def _plain(key: str, value: Any) -> Any:
     """A setting of somebody's own policy, of which no type is known."""
     if isinstance(value, (list, tuple)):
         return tuple(_plain(key, entry) for entry in value)
     if type(value) not in (str, int, float, bool):
         raise InputError(key, value, "must be text, a number, true or false, or a list of these")
-    return value
-
-
-def _check_choice(key: str, value: Any, kind: Any) -> Any:
-    """The value, if it is one of the words of a `Literal` type."""
-    if value not in get_args(kind):
-        raise InputError(key, value, f"must be one of {', '.join(get_args(kind))}")
     return value
 
 

@@ -2,6 +2,7 @@
 
 from meristem.growth.edits import AddBlock, AddHead, LoopHeads, RemoveBlock, RemoveHead, RepeatBlock
 from meristem.growth.grower import Grower, Growth, prepared
+from meristem.growth.head_surgery import newborn_head
 from meristem.growth.policies.block_loop import BlockLoop
 from meristem.growth.policies.incrt import Incrt
 from meristem.growth.policies.observe import Observe
@@ -12,6 +13,7 @@ from meristem.growth.policies.sgt import Sgt, SgtState
 from meristem.growth.policies.stack import Stack
 from meristem.growth.policies.static_loops import StaticLoops
 from meristem.growth.policy import Change, Decision, Policy
+from meristem.moves import Moves
 
 __all__ = [
     "AddBlock",
@@ -23,6 +25,7 @@ __all__ = [
     "Growth",
     "Incrt",
     "LoopHeads",
+    "Moves",
     "Observe",
     "Policy",
     "Prune",
@@ -35,5 +38,6 @@ __all__ = [
     "SgtState",
     "Stack",
     "StaticLoops",
+    "newborn_head",
     "prepared",
 ]

@@ -91,7 +91,7 @@ def adopt(
         if rebuilt or tensor is not held[name]:
             _put(module, name, tensor)
     if plan != model.plan:
-        model.take(plan)
+        model.follow_plan(plan)
     if optimizer is None:
         return
     now = _parameters(tensors_of(model))

@@ -11,9 +11,6 @@ from meristem.growth.edits import LoopHeads
 from meristem.limits import check_integer
 from meristem.plan import Gates, Loop, Plan
 
-ORDERS = ("deep_first", "shallow_first")
-CHOICES = ("high", "low", "random", "all")
-
 
 def chosen_heads(choice: str, count: int, entropies: Sequence[float], layer: int, seed: int) -> tuple[int, ...]:
     """The heads of a layer that are looped, given the entropies of them all: `count` of high or low entropy, or random
@@ -70,13 +67,10 @@ def check_layers(layers: tuple[int, ...], plan: Plan) -> None:
 
 
 def check_rule(policy: object) -> None:
-    """Refuse counts and choices that there cannot be, of those that the policy has."""
+    """Refuse counts that there cannot be, of those that the policy has."""
     for name in ("passes", "times", "heads_per_layer", "max_layers", "shortlist"):
         if hasattr(policy, name):
             check_integer(name, getattr(policy, name), 1)
-    for name, allowed in (("order", ORDERS), ("heads", CHOICES)):
-        if hasattr(policy, name) and getattr(policy, name) not in allowed:
-            raise InputError(name, getattr(policy, name), f"must be one of {', '.join(allowed)}")
 
 
 def refuse_idle(policy: object, names: tuple[str, ...]) -> None:

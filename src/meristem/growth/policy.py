@@ -21,13 +21,14 @@ A policy of one's own is a frozen dataclass that derives from `Policy`:
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any, ClassVar
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, ClassVar, get_type_hints
 
 from meristem.gauges.gauge import Gauge
 from meristem.growth.edits import Edit
 from meristem.moves import Moves
 from meristem.plan import Plan
+from meristem.settings import of_type
 
 Readings = Mapping[Gauge, Any]
 ENDLESS = 10**12  # updates of a run whose end is not known
@@ -136,3 +137,13 @@ class Policy:
     def fits(self, state: Any, plan: Plan) -> bool:
         """Whether a state, which may come from a damaged file, can be one of a model of this plan."""
         return True
+
+
+def check_types(policy: Policy) -> None:
+    """Refuse settings that are not of the types of their fields; lists become tuples."""
+    hints = get_type_hints(type(policy))
+    for name in (entry.name for entry in fields(policy)):  # type: ignore[arg-type]
+        value = getattr(policy, name)
+        of_type(name, value, hints[name])
+        if isinstance(value, list):
+            object.__setattr__(policy, name, tuple(value))

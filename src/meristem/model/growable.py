@@ -33,7 +33,7 @@ class Growable(Protocol):
     def make_block(self, layer: LayerPlan) -> nn.Module:
         """A block of the given shape where the others are, whose weights are still to be given."""
 
-    def take(self, plan: Plan) -> None:
+    def follow_plan(self, plan: Plan) -> None:
         """Follow a plan whose changes the weights already have."""
 
     def loss(self, tokens: Tensor, targets: Tensor, *, watch: Watch | None = None) -> Tensor: ...

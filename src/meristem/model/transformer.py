@@ -32,6 +32,7 @@ Watch = Callable[[int, int, Pass], None]  # called with the layer, the number of
 
 
 def _enter(embedding: nn.Embedding, tokens: Tensor) -> tuple[Tensor, Tensor]:
+    """The residual stream x, and the branch: what was computed last, which the next norm adds to it (see `Block`)."""
     x = embedding(tokens)
     return x, torch.zeros_like(x)  # nothing has been computed yet
 
@@ -154,7 +155,7 @@ class Transformer(nn.Module):
             (block.attention.backend,) = self._chosen_kernels([layer], *self._kernels)
         return block
 
-    def take(self, plan: Plan) -> None:
+    def follow_plan(self, plan: Plan) -> None:
         """Follow a plan whose changes the weights already have."""
         for block, layer in zip(self.stack, plan.layers, strict=True):
             block.attention.restructure(layer)
@@ -208,7 +209,7 @@ class Transformer(nn.Module):
         for index, (block, layer) in enumerate(zip(self.stack, self.plan.layers, strict=True)):
             rope = self.rotary.pair(layer.head_dim, places)
             strengths = gates[index, :, : len(layer.loop.heads)] if gates is not None and layer.loop else None
-            for repeat in range(1 + layer.repeats):
+            for repeat in range(1 + layer.repeats):  # each counts as a pass, with a cache and a number of its own
                 slots = None if cache is None else cache.layers[index][repeat:]
                 shown = None if watch is None else _numbered(watch, index, repeat)
                 x, branch = regions.block(block, x, branch, rope, strengths, view, slots, shown)

@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any, TypedDict, Unpack, get_args
 
 from meristem.choices import Pooling
-from meristem.cost import Cost, Memory
 from meristem.errors import InputError, shortened
 from meristem.files import parsed_json, read_json
 from meristem.limits import MOST_CLASSES, MOST_HEADS, MOST_LAYERS, MOST_WIDTH, check_integer
 from meristem.plan import costs
-from meristem.plan.exchange import SIZES, plan_fields, plan_to_dict
+from meristem.plan.as_json import SIZES, plan_fields, plan_to_dict
+from meristem.plan.costs import Cost, Memory
 from meristem.plan.layers import Gates, LayerPlan, Loop
 from meristem.plan.view import plan_table, plan_warnings
 from meristem.schedules import PREFERRED_DIMS, choices, divisors, even_divisors, head_schedule

@@ -111,7 +111,7 @@ def write_checkpoint(folder: Path, taken: Snapshot) -> Path:
     return final
 
 
-def prune(folder: Path, step: int, keep: int) -> None:
+def drop_old_checkpoints(folder: Path, step: int, keep: int) -> None:
     """Delete all checkpoints up to `step` but the newest `keep`.
 
     Those that are known to be damaged must not push out whole ones: later ones, which were passed over when the run

@@ -10,7 +10,14 @@ from meristem.errors import InputError, RunError
 from meristem.growth import Grower
 from meristem.model import Transformer
 from meristem.model.inputs import check_model
-from meristem.runs.checkpoint import load_newest, prune, restore_model, restore_rng, snapshot, write_checkpoint
+from meristem.runs.checkpoint import (
+    drop_old_checkpoints,
+    load_newest,
+    restore_model,
+    restore_rng,
+    snapshot,
+    write_checkpoint,
+)
 
 
 def save(
@@ -35,7 +42,7 @@ def save(
         state={"plan": model.plan.to_dict(), "growth": growth},
     )  # fmt: skip
     path = write_checkpoint(Path(folder), taken)
-    prune(Path(folder), step, keep)
+    drop_old_checkpoints(Path(folder), step, keep)
     return path
 
 

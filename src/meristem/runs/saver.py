@@ -10,7 +10,7 @@ from types import TracebackType
 
 import torch
 
-from meristem.runs.checkpoint import Snapshot, prune, write_checkpoint
+from meristem.runs.checkpoint import Snapshot, drop_old_checkpoints, write_checkpoint
 from meristem.runs.divergence import Diverged
 from meristem.runs.tensor_file import NotFinite
 
@@ -35,7 +35,7 @@ class Saver:
         self.folder, self.keep = folder, keep
         self._thread = ThreadPoolExecutor(1, "meristem-saver")
         self._saving: Future[Saved] | None = None
-        self._pruning: Future[None] | None = None
+        self._dropping: Future[None] | None = None
         self._unproven: int | None = None  # the newest step saved, if nothing was seen of it yet
 
     def __enter__(self) -> Saver:
@@ -63,9 +63,9 @@ class Saver:
 
     def finished(self, *, wait: bool = False) -> Sequence[Saved]:
         """The save that has ended since the last call, if one has; what went wrong in the thread is raised here."""
-        if self._pruning is not None and (wait or self._pruning.done()):
-            pruning, self._pruning = self._pruning, None
-            pruning.result()
+        if self._dropping is not None and (wait or self._dropping.done()):
+            dropping, self._dropping = self._dropping, None
+            dropping.result()
         if self._saving is None or not (wait or self._saving.done()):
             return ()
         saving, self._saving = self._saving, None
@@ -74,7 +74,7 @@ class Saver:
     def proven(self, step: int) -> None:
         """An update that ended with this step was finite; so the checkpoint it began from, or an older one, is good."""
         if self._unproven is not None and step > self._unproven:
-            self._pruning = self._thread.submit(prune, self.folder, self._unproven, self.keep)
+            self._dropping = self._thread.submit(drop_old_checkpoints, self.folder, self._unproven, self.keep)
             self._unproven = None
 
 

@@ -50,7 +50,7 @@ class Student(nn.Module):
         """Another layer, with weights of its own."""
         return StudentLayer(self.plan.width, layer)
 
-    def take(self, plan: Plan) -> None:
+    def follow_plan(self, plan: Plan) -> None:
         """Follow a plan whose changes the weights already have."""
         self.stack[0].attention.restructure(plan.layers[0])
         self.plan = plan

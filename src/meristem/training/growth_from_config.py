@@ -23,12 +23,15 @@ from meristem.plan import Loop, Plan
 from meristem.runs.entries import growth_events, sound_loop_growth, sound_observations
 from meristem.runs.run_folder import RunFolder
 
+ENTROPIES = ("sgt", "observe")  # policies that measure them
+
 
 def starting_plan(config: Config, plan: Plan) -> Plan:
     """The plan a run begins with: room for what will grow, and what is there from the start."""
     growth = config.growth
-    if plan.context < 2 and growth.policies:
-        raise InputError("model.context", plan.context, "must be at least 2: one token has no entropy")
+    for name in (name for name in ENTROPIES if growth.has(name) and plan.context < 2):
+        expected = f"must be at least 2: one token has no entropy, which {name} of growth.policies needs"
+        raise InputError("model.context", plan.context, expected)
     for name in (name for name in LOOPS if growth.has(name) and plan.is_looped):
         expected = f"has loops already, which {name} of growth.policies would have to change"
         raise InputError("model.plan", config.model.plan, expected)

@@ -32,7 +32,7 @@ from meristem.ranks import from_first_rank, mean_over_ranks
 from meristem.runs.checkpoint import (
     Checkpoint,
     checkpoint_name,
-    prune,
+    drop_old_checkpoints,
     restore_model,
     restore_rng,
     snapshot,
@@ -50,7 +50,7 @@ from meristem.training.distributed import Processes, processes
 from meristem.training.going_on import binding, check_bound, go_back, load_agreed, restore_logs
 from meristem.training.gradients import Gradients
 from meristem.training.growth_from_config import make_grower, starting_plan
-from meristem.training.meter import Clock, Readings, StepReading
+from meristem.training.meter import Clock, PendingReadings, StepReading
 from meristem.training.optimizer import guarded_update, learning_rate, make_optimizer
 from meristem.training.recorder import Progress, Recorder, due
 from meristem.training.signals import BROKEN_PIPE, StopSignals
@@ -75,7 +75,7 @@ class Outcome:
 def train(config: Config, out: str | Path) -> Outcome:
     """Train a new model in the folder `out`."""
     with processes(config.train.device) as peers:
-        config = _at_home(config)
+        config = _with_absolute_paths(config)
         _check_batch(config, peers)
         data = _opened(config, peers)
         plan = starting_plan(config, initial_plan(config, data))
@@ -92,7 +92,7 @@ def resume(out: str | Path, config: Config | None = None, *, from_start: bool = 
     purpose, and keeps logs and checkpoints aside.
     """
     folder = RunFolder.open(Path(out))
-    config = folder.config if config is None else _at_home(config)
+    config = folder.config if config is None else _with_absolute_paths(config)
     check_resumable(folder.config, config)
     with processes(config.train.device) as peers, _held(folder, peers):
         say: Callable[[str], None] = logger.warning if peers.first else lambda text: None
@@ -113,7 +113,7 @@ def resume(out: str | Path, config: Config | None = None, *, from_start: bool = 
             if config != folder.config:
                 write_atomically(folder.path / "config.toml", config.to_toml())
             if checkpoint is not None and ended and checkpoint.state.get("good"):  # killed before it had tidied up
-                prune(folder.checkpoints, config.train.steps, config.checkpoint.keep)
+                drop_old_checkpoints(folder.checkpoints, config.train.steps, config.checkpoint.keep)
             if folder.origin is None:  # of an older version; from now on it is bound
                 Origin.of(folder.path, config, folder.plan, data.index.digest).save(folder.path)
         peers.wait()
@@ -170,7 +170,9 @@ class Trainer:
         if checkpoint is not None:
             self.restore(checkpoint, self.task.step_flops(checkpoint.plan).causal)
         self.gradients = Gradients(peers.wrap(self.model), compile=self.compiled, device=device)
-        self.readings, self.clock = Readings(), Clock()
+        self.readings, self.clock = PendingReadings(), Clock()
+        self.saver = Saver(folder.checkpoints, config.checkpoint.keep)
+        self.tokens = self.targets = torch.empty(0)  # of the last update, (micro-batches, b, ...)
 
     def restore(self, checkpoint: Checkpoint, step_flops: int) -> None:
         """Take up what a checkpoint holds; one that does not fit is an error that names it."""
@@ -211,7 +213,7 @@ class Trainer:
         steps, progress = self.config.train.steps, self.progress
         with (
             make_display(self.plan, steps, speaks=self.peers.first, lost=lambda: stop.ask(BROKEN_PIPE)) as display,
-            Saver(self.folder.checkpoints, self.config.checkpoint.keep) as self.saver,
+            self.saver,
             Recorder(self.folder, self.config, self.task, self.plan, self.peers, display, progress) as record,
         ):
             stop.say = display.note
@@ -233,10 +235,10 @@ class Trainer:
                 stopping = self.settle(reading, record)
                 stopping = self.grow(record) or stopping
                 stopping = stopping or (stop.asked and self.peers.world == 1)  # alone there is nobody to agree with
-                stopping = self.pause(stopping, record)
+                stopping = self.evaluate_and_save(stopping, record)
                 self.note_saved(record)
-            bad = self.note_saved(record, wait=True)
-            if from_first_rank(bad and progress.step == steps):  # all wait here until the last checkpoint is whole
+            refused = self.note_saved(record, wait=True)
+            if from_first_rank(refused and progress.step == steps):  # all wait here until the last checkpoint is whole
                 raise Diverged(steps, steps)
             if progress.step == steps:
                 record.event("finished", progress.step)
@@ -308,7 +310,7 @@ class Trainer:
             record.observation(step, growth.observation)
         return stopping
 
-    def pause(self, stopping: bool, record: Recorder) -> bool:
+    def evaluate_and_save(self, stopping: bool, record: Recorder) -> bool:
         """Evaluate and save, each when it is due, or save to stop; whether to stop."""
         step, steps, config = self.progress.step, self.config.train.steps, self.config
         evaluates = due(step, steps, config.eval.every) and self.task.unmeasured is None
@@ -349,7 +351,7 @@ class Trainer:
         )  # fmt: skip
         self.saver.save(taken)
         if good:
-            self.saver.proven(progress.step + 1)
+            self.saver.proven(progress.step + 1)  # a finite held-out loss proves it as the next update would
 
     def note_saved(self, record: Recorder, *, wait: bool = False) -> bool:
         """Record the checkpoint that has been written meanwhile, if there is one; whether it was refused instead."""
@@ -383,7 +385,7 @@ def _held(folder: RunFolder, peers: Processes) -> AbstractContextManager[None]:
     return run_lock(folder.path) if peers.first else nullcontext()
 
 
-def _at_home(config: Config) -> Config:
+def _with_absolute_paths(config: Config) -> Config:
     """The configuration with paths that hold from any folder."""
     tables = {
         name: {**table, "like": str(Path(table["like"]).resolve())} if name in LIKE and table.get("like") else table

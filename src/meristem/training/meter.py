@@ -21,7 +21,7 @@ class StepReading:
     stop: bool
 
 
-class Readings:
+class PendingReadings:
     """Numbers are copied from the device as they arise and read one step later, when the copy has long arrived."""
 
     def __init__(self) -> None:

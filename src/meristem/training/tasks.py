@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from meristem.config import Config
-from meristem.cost import Flops
 from meristem.data import (
     LabelledData,
     LabelledRows,
@@ -29,6 +28,7 @@ from meristem.data import (
 from meristem.errors import InputError
 from meristem.model import Classifier, Decoder, Transformer
 from meristem.plan import Plan
+from meristem.plan.costs import Flops
 from meristem.training.classification import classify, spread_rows
 from meristem.training.held_out import held_out_loss, held_out_windows
 

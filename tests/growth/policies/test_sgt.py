@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import pytest
 import torch
@@ -22,8 +22,8 @@ from meristem.growth.apply import apply_edit
 from meristem.growth.edits import Edit
 from meristem.growth.ema import Ema
 from meristem.growth.head_surgery import newborn_head
-from meristem.growth.looping import CHOICES, ORDERS, looped
-from meristem.growth.policies.sgt import BIRTHS, FORGOTTEN, Grown
+from meristem.growth.looping import looped
+from meristem.growth.policies.sgt import FORGOTTEN, Grown
 from meristem.growth.policy import Decision, Readings
 from meristem.model import Decoder
 from meristem.plan import Gates, Loop, Plan
@@ -71,7 +71,8 @@ def cases(draw: Any) -> tuple[Sgt, list[int], list[Entropies]]:
     """A policy that fits some layers of a trace, in a run that is long enough for all it might do."""
     heads, trace = draw(traces())
     excluded = draw(st.sets(st.integers(0, len(heads) - 1), max_size=len(heads) - 1))
-    order, choice, birth = (draw(st.sampled_from(options)) for options in (ORDERS, CHOICES, BIRTHS))
+    hints = get_type_hints(Sgt)
+    order, choice, birth = (draw(st.sampled_from(get_args(hints[name]))) for name in ("order", "heads", "birth"))
     passes, layers = draw(st.integers(1, 3)), draw(st.integers(1, 4))
     start, window = draw(st.integers(1, 20)), draw(st.integers(1, 20))
     largest = max(count for index, count in enumerate(heads) if index not in excluded)
@@ -540,17 +541,17 @@ def test_heads_that_are_born_all_the_time_neither_stop_decisions_nor_break_loops
 @pytest.mark.parametrize(
     ("field", "value", "expected"),
     [
-        *((f, v, "an integer of at least 1") for f in ("total_steps", "passes", "max_layers") for v in (0, -1, 1.5)),
-        ("heads_per_layer", 0, "an integer of at least 1"),
-        ("shortlist", 0, "an integer of at least 1"),
-        ("shortlist", True, "an integer of at least 1"),
+        *((f, v, "at least 1") for f in ("total_steps", "passes", "max_layers") for v in (0, -1)),
+        ("heads_per_layer", 0, "at least 1"),
+        ("shortlist", 0, "at least 1"),
+        ("shortlist", 1.5, "of type int"),
         ("order", "deep", "deep_first, shallow_first"),
         ("heads", "higher", "high, low, random, all"),
         ("birth", "gates", "gate, paper"),
         *((f, v, "above 0") for f in ("start", "window") for v in (0, -0.5, math.nan, math.inf, -math.inf)),
         *((f, v, "or whole updates") for f in ("start", "window") for v in (1.5, 1.0001, 20.5)),
         *(("beta", v, "from 0 to below 1") for v in (-0.1, 1, 1.5, math.nan)),
-        *((f, v, "must be a number") for f in ("start", "window", "beta") for v in ("a", True, None)),
+        *((f, v, "of type float") for f in ("start", "window", "beta") for v in ("a", True, None)),
         ("start", 1000, "leaves no time to grow: the first decision comes after 1000 updates, a new pass needs 50"),
         ("start", 951, "to settle, and the run has 1000"),
         ("start", 2e6, "leaves no time to grow"),

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 from meristem.errors import InputError
 from meristem.growth.edits import RepeatBlock
 from meristem.growth.looping import check_depth, check_layers, check_rule, check_source, refuse_idle
-from meristem.growth.policy import Policy
+from meristem.growth.policy import Policy, check_types
 from meristem.plan import Plan
 
 
@@ -33,6 +33,7 @@ class BlockLoop(Policy):
     order: Literal["deep_first", "shallow_first"] = "deep_first"
 
     def __post_init__(self) -> None:
+        check_types(self)
         check_rule(self)
         check_source(self.layers, self.like)
         if self.layers:

@@ -26,7 +26,7 @@ from meristem.growth.births import (
     head_facts,
     last_step,
 )
-from meristem.growth.policy import ENDLESS, Decision, Readings
+from meristem.growth.policy import ENDLESS, Decision, Readings, check_types
 from meristem.moves import Moves
 from meristem.plan import Plan
 from meristem.records import finite
@@ -89,6 +89,7 @@ class Incrt(Births):
     seed: int = 0
 
     def __post_init__(self) -> None:
+        check_types(self)
         check_limits(self)
         for name in ("cool_down", "hits", "feeds"):
             if getattr(self, name) < 1:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from meristem.gauges.entropy import EntropyGauge, EntropyReading, check_causal
-from meristem.growth.policy import ENDLESS, Decision, Policy, Readings
+from meristem.growth.policy import ENDLESS, Decision, Policy, Readings, check_types
 from meristem.limits import check_integer
 from meristem.plan import Plan
 
@@ -25,6 +25,7 @@ class Observe(Policy):
     total_steps: int = ENDLESS
 
     def __post_init__(self) -> None:
+        check_types(self)
         check_integer("every", self.every, 0)
         EntropyGauge(self.rows, self.probe, self.sequences)  # refuses bad values
 

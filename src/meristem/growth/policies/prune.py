@@ -16,7 +16,7 @@ from meristem.gauges.gauge import Gauge
 from meristem.gauges.redundancy import HeadShares, HeadTrial, TrialReading
 from meristem.growth.edits import RemoveHead
 from meristem.growth.head_surgery import fewest_heads
-from meristem.growth.policy import Change, Decision, Policy, Readings
+from meristem.growth.policy import Change, Decision, Policy, Readings, check_types
 from meristem.limits import check_integer
 from meristem.moves import Moves
 from meristem.plan import Plan
@@ -53,6 +53,7 @@ class Prune(Policy):
     SMALL_LOSS = 0.01
 
     def __post_init__(self) -> None:
+        check_types(self)
         times = (("decide_every", 1), ("cool_down", 0), ("patience", 1), ("sequences", 1))
         for field, least in times:
             if getattr(self, field) < least:

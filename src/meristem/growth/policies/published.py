@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar, Literal
 
 from meristem.errors import InputError
-from meristem.gauges.energy import Energy, EnergyReading, check_numerics
+from meristem.gauges.energy import Energy, EnergyReading
 from meristem.gauges.gauge import Gauge
 from meristem.gauges.redundancy import HeadStandIn
 from meristem.gauges.training_progress import TrainingLoss
@@ -27,7 +27,7 @@ from meristem.growth.births import (
 )
 from meristem.growth.edits import RemoveHead
 from meristem.growth.head_surgery import fewest_heads
-from meristem.growth.policy import ENDLESS, Change, Decision, Readings
+from meristem.growth.policy import ENDLESS, Change, Decision, Readings, check_types
 from meristem.moves import Moves
 from meristem.plan import Plan
 from meristem.records import finite
@@ -89,7 +89,7 @@ class Published(Births):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_numerics(self.numerics)
+        check_types(self)
         last_step(self.last_birth, self.total_steps)  # refuses bad values
         if not self.decide_every:
             object.__setattr__(self, "decide_every", self.feed_every * (1 if self.numerics == "author" else 10))

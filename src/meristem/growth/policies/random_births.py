@@ -16,7 +16,7 @@ from meristem.growth.births import (
     full_layers,
     head_facts,
 )
-from meristem.growth.policy import ENDLESS, Decision, Readings
+from meristem.growth.policy import ENDLESS, Decision, Readings, check_types
 from meristem.limits import check_integer
 from meristem.moves import Moves
 from meristem.plan import Plan
@@ -55,6 +55,7 @@ class RandomBirths(Births):
     seed: int = 0
 
     def __post_init__(self) -> None:
+        check_types(self)
         check_limits(self)
         check_integer("births", self.births, 1)
         check_integer("warm_up", self.warm_up, 0)

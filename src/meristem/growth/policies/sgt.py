@@ -17,8 +17,8 @@ from meristem.errors import InputError
 from meristem.gauges.entropy import EntropyGauge, EntropyReading, check_causal
 from meristem.growth.edits import LoopHeads, SetStrengths
 from meristem.growth.ema import Ema
-from meristem.growth.looping import CHOICES, ORDERS, chosen_heads
-from meristem.growth.policy import Change, Decision, Policy, Readings
+from meristem.growth.looping import check_rule, chosen_heads
+from meristem.growth.policy import Change, Decision, Policy, Readings, check_types
 from meristem.limits import MOST_SEED, check_integer
 from meristem.moves import Moves
 from meristem.plan import Gates, Loop, Plan
@@ -26,7 +26,6 @@ from meristem.records import finite
 
 FORGOTTEN = 2.0**-16  # weight of a reading that an average of entropies need not remember
 SHORTEST_WINDOW = 50  # updates, for windows given as a part of the run
-BIRTHS = ("gate", "paper")
 
 
 @dataclass(frozen=True)
@@ -97,19 +96,11 @@ class Sgt(Policy):
     sequences: int = 8  # of a batch, over all processes, on which entropy is measured
 
     def __post_init__(self) -> None:
-        for name in ("total_steps", "passes", "heads_per_layer", "max_layers", "shortlist"):
-            value = getattr(self, name)
-            if type(value) is not int or value < 1:
-                raise InputError(name, value, "must be an integer of at least 1")
+        check_types(self)
+        check_integer("total_steps", self.total_steps, 1)
+        check_rule(self)
         check_integer("seed", self.seed, 0, MOST_SEED)
         EntropyGauge(self.rows, self.probe, self.sequences)  # refuses bad values
-        for name, allowed in (("order", ORDERS), ("heads", CHOICES), ("birth", BIRTHS)):
-            if getattr(self, name) not in allowed:
-                raise InputError(name, getattr(self, name), f"must be one of {', '.join(allowed)}")
-        for name in ("start", "window", "beta"):
-            value = getattr(self, name)
-            if type(value) not in (int, float):
-                raise InputError(name, value, "must be a number")
         for name in ("start", "window"):
             value = getattr(self, name)
             if not 0 < value < math.inf or (value > 1 and value != round(value)):

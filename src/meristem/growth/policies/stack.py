@@ -16,7 +16,7 @@ from meristem.errors import InputError
 from meristem.gauges.gauge import Gauge
 from meristem.growth.edits import AddBlock
 from meristem.growth.head_surgery import packed_layer
-from meristem.growth.policy import ENDLESS, Change, Decision, Policy, Readings
+from meristem.growth.policy import ENDLESS, Change, Decision, Policy, Readings, check_types
 from meristem.limits import check_integer
 from meristem.plan import Plan
 from meristem.seeds import own_seed
@@ -44,14 +44,13 @@ class Stack(Policy):
     order: Literal["stack", "interleave"] = "stack"
 
     def __post_init__(self) -> None:
+        check_types(self)
         check_integer("total_steps", self.total_steps, 1)
         check_integer("start_layers", self.start_layers, 0)
-        if self.order not in ("stack", "interleave"):
-            raise InputError("order", self.order, "must be one of stack, interleave")
-        if not isinstance(self.at, (tuple, list)) or not self.at:
+        if not self.at:
             raise InputError("at", self.at, "must be one or more times")
         for time in self.at:
-            if type(time) not in (int, float) or not 0 < time < math.inf or (time >= 1 and time != round(time)):
+            if not 0 < time < math.inf or (time >= 1 and time != round(time)):
                 raise InputError("at", time, "must be a part of the run above 0 and below 1, or whole updates")
         mixed = len({time < 1 for time in self.at}) > 1  # parts and updates: which comes first, the length tells
         if list(self.times) != sorted(set(self.times)) and not (mixed and self.total_steps == ENDLESS):

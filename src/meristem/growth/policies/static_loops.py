@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 
 from meristem.errors import InputError
 from meristem.growth.looping import check_layers, check_rule, check_source, chosen_heads, looped, refuse_idle
-from meristem.growth.policy import Policy
+from meristem.growth.policy import Policy, check_types
 from meristem.limits import MOST_SEED, check_integer
 from meristem.plan import Loop, Plan
 
@@ -36,6 +36,7 @@ class StaticLoops(Policy):
     seed: int = 0  # of random heads
 
     def __post_init__(self) -> None:
+        check_types(self)
         check_rule(self)
         check_integer("seed", self.seed, 0, MOST_SEED)
         check_source(self.layers, self.like)
