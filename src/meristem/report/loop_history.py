@@ -71,8 +71,15 @@ class History:
                 heads, count = tuple(decision.facts["heads"]), self.plan.heads[layer]
                 if max(heads) >= count:  # others have left since; what a loop costs depends on their number alone
                     heads = tuple(range(min(len(heads), count)))
-                grown[layer] = Grown(layer, heads, (*births, decision.step))
+                grown[layer] = Grown(layer, heads, (*births, decision.step), self._others(layer, heads))
         return SgtState(grown=tuple(grown.values()))
+
+    def _others(self, layer: int, heads: Sequence[int]) -> tuple[int, ...]:
+        """The heads that fade after a birth of the published kind: those that are not chosen and have gates."""
+        if self.policy is None or self.policy.birth != "paper":
+            return ()
+        others = [head for head in range(self.plan.heads[layer]) if head not in heads]
+        return tuple(others[: None if self.plan.gates is None else self.plan.gates.heads - len(heads)])
 
     def structure(self, step: int) -> Plan:
         """The plan after `step` updates."""
