@@ -1,4 +1,4 @@
-"""How a run grew, told by its files: which passes were born when, how strong they are, and what they cost."""
+"""How the loops of a run grew, told by its files: which passes were born when, how strong they are, what they cost."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class PassHistory:
 
 
 @dataclass(frozen=True)
-class History:
+class LoopHistory:
     """The plan a run began with, what was decided about loops, and what was observed, up to `last_step`.
 
     `observations` are the lines of entropy.jsonl. How births go on is known of `policy`; without it loops are as strong

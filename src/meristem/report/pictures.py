@@ -15,8 +15,8 @@ from meristem.growth.policies import POLICIES
 from meristem.plan import Plan
 from meristem.report.head_history import HeadHistory, change_text
 from meristem.report.heads_figure import heads_svg
-from meristem.report.loop_history import History
-from meristem.report.loops_figure import growth_svg
+from meristem.report.loop_history import LoopHistory
+from meristem.report.loops_figure import loops_svg
 from meristem.report.loss_figure import loss_svg
 from meristem.report.structure_figure import even_distance, structure_svg
 from meristem.report.together_figure import together_svg
@@ -77,13 +77,13 @@ def draw_growth(run: str | Path, out: Path | None = None) -> Path | None:
     elif shows_heads:
         picture = heads_svg(heads, title)
     elif shows_loops:
-        picture = growth_svg(loops, title)
+        picture = loops_svg(loops, title)
     else:
         return None
     return folder.write("growth.svg", picture, out)
 
 
-def read_history(folder: RunFolder) -> History:
+def read_history(folder: RunFolder) -> LoopHistory:
     """How the loops of a run have grown so far; where heads or blocks come and go, in the structure of the end."""
     config, steps, (depth, events) = folder.config, folder.config.train.steps, _growth(folder)
     # Policies of somebody's own may do anything, and are not imported to be asked.
@@ -94,7 +94,7 @@ def read_history(folder: RunFolder) -> History:
     observations = sound_observations(observed, plan, steps, varying=varying)
     metrics = sound_metrics(folder.read(folder.metrics), steps)
     told = [decision.step for decision in decisions] + [entry["step"] for entry in (*observations, *metrics)]
-    return History(plan, max(told, default=0), decisions, observations, config.policy("sgt"))
+    return LoopHistory(plan, max(told, default=0), decisions, observations, config.policy("sgt"))
 
 
 def read_head_history(folder: RunFolder) -> HeadHistory:

@@ -9,11 +9,11 @@ from meristem.report.drawing.frame import LegendEntry
 from meristem.report.drawing.panels import StepLine, stacked, strong_line_key, with_lines
 from meristem.report.head_history import HeadHistory
 from meristem.report.heads_figure import head_panels, heads_facts
-from meristem.report.loop_history import History
+from meristem.report.loop_history import LoopHistory
 from meristem.report.loops_figure import loop_panels, loops_facts
 
 
-def together_svg(heads: HeadHistory, loops: History, title: str = "") -> str:
+def together_svg(heads: HeadHistory, loops: LoopHistory, title: str = "") -> str:
     """Heads, demand and loss above, entropies, strengths and costs of loops below; stacks are lines through all."""
     stacks = [StepLine(event.step, is_strong=True) for event in heads.stacks]
     panels = with_lines([*head_panels(heads), *loop_panels(loops)], stacks)
