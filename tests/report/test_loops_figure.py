@@ -15,7 +15,8 @@ from meristem.plan import Plan
 from meristem.report.drawing.colours import ORANGE
 from meristem.report.loop_history import LoopHistory
 from meristem.report.loops_figure import COLUMNS, PALE, loops_svg
-from meristem.report.pictures import draw_growth, draw_structure, read_history
+from meristem.report.pictures import draw_growth, draw_structure
+from meristem.report.run_growth import RunGrowth
 from meristem.report.structure_figure import TIMES, looped
 from report.helpers import SVG, Element, assert_labels_are_inside_and_apart, number, parsed, texts
 from training.helpers import prepared, trained
@@ -294,7 +295,7 @@ def test_a_run_that_grew(observe: bool, changes: dict[str, Any], data: Path, tmp
     path = draw_growth(run.path)
     assert path == run.path / "growth.svg"
     assert_labels_are_inside_and_apart(parsed(path.read_text()))
-    history, steps = read_history(run), run.config.train.steps
+    history, steps = RunGrowth(run).loops, run.config.train.steps
     assert history.last_step == steps
     assert history.structure(steps) == run.newest_plan  # the picture's structure is the checkpoint's
     *_, flops = [entry["flops"] for entry in run.read(run.metrics) if "flops" in entry]

@@ -30,7 +30,7 @@ class PassHistory:
 
 @dataclass(frozen=True)
 class LoopHistory:
-    """The plan a run began with, what was decided about loops, and what was observed, up to `last_step`.
+    """A plan without what has grown, what was decided about its loops, and what was observed, up to `last_step`.
 
     `observations` are the lines of entropy.jsonl. How births go on is known of `policy`; without it loops are as strong
     at their birth as they will be.
@@ -68,10 +68,11 @@ class LoopHistory:
             layer = decision.layer
             if layer is not None and decision.action in ("add", "deepen") and decision.step <= step:
                 births = grown[layer].births if layer in grown else ()
+                born = decision.facts["passes"] - len(births)
                 heads, count = tuple(decision.facts["heads"]), self.plan.heads[layer]
                 if max(heads) >= count:  # others have left since; what a loop costs depends on their number alone
                     heads = tuple(range(min(len(heads), count)))
-                grown[layer] = Grown(layer, heads, (*births, decision.step), self._others(layer, heads))
+                grown[layer] = Grown(layer, heads, (*births, *(decision.step,) * born), self._others(layer, heads))
         return SgtState(grown=tuple(grown.values()))
 
     def _others(self, layer: int, heads: Sequence[int]) -> tuple[int, ...]:
