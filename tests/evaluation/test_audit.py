@@ -38,7 +38,7 @@ from meristem.plan import LayerPlan, Loop, Plan
 from meristem.runs.run_folder import RunFolder
 from meristem.synthetic.known_tasks import SHARPNESS, KnownTask
 from meristem.synthetic.student import Student
-from training.helpers import copy_run, prepared, prepared_labelled, trained, write_texts
+from training.helpers import EAGER_BIRTHS, copy_run, prepared, prepared_labelled, trained, write_texts
 
 # --- hand-made findings ----------------------------------------------------------------------------------------------
 
@@ -473,6 +473,28 @@ def test_a_grown_run_knows_where_it_began(text: Path, tmp_path: Path) -> None:
         found.predicted is not None and set(found.predicted) == {"count", "estimate"} for found in result.audit.layers
     )
     assert all(math.isfinite(found.demand.demand) for found in result.audit.layers)
+
+
+@pytest.mark.parametrize("order", ["stack", "interleave"])
+def test_a_run_whose_blocks_were_stacked_knows_what_it_expected_of_every_layer(
+    order: str, text: Path, tmp_path: Path
+) -> None:
+    stacked = {
+        "model__layers": 4, "model__heads": 2, "model__schedule": "uniform", "train__steps": 12,
+        "growth__policies": ["stack", "incrt"], "growth__stack__order": order, "growth__stack__at": [5], **EAGER_BIRTHS,
+    }  # fmt: skip
+    run = trained(text, tmp_path / "run", **stacked)
+    expected = [entry["predicted_heads"] for entry in run.read(run.events) if entry.get("predicted_heads")]
+    assert (len(expected[0]), len(expected[-1])) == (2, 4)  # measured before there were all of them
+    old, born = {"stack": ([0, 1], [2, 3]), "interleave": ([0, 2], [1, 3])}[order]
+    for copy in (run, copy_run(run, tmp_path / "early", last=4)):  # where the log is of more layers than the model
+        result = audit_run(copy.path, AuditSettings(feeds=3, steps=2), sequences=6, device="cpu")
+        predicted = [layer.predicted for layer in result.audit.layers]
+        if copy is run:
+            assert [predicted[layer] for layer in old] == expected[0]
+            assert all(predicted[layer] is not None for layer in born)
+        else:
+            assert predicted == expected[0]
 
 
 def test_a_classifier(classifier: RunFolder) -> None:

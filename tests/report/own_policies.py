@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from meristem.growth import AddHead, Change, Decision, LoopHeads, Policy
+from meristem.growth import AddBlock, AddHead, Change, Decision, LoopHeads, Policy, RemoveBlock
 from meristem.growth.head_surgery import newborn_head
 from meristem.plan import Plan
 
@@ -51,3 +51,43 @@ class MeToo(Policy):
 
     def decide(self, state: bool, step: int, plan: Plan, readings: Any) -> Decision:
         return Decision(True, (birth(plan, step, "me too", {}),))
+
+
+@dataclass(frozen=True)
+class Twins(Policy):
+    """Two heads at once after 2 updates, another after 4 by a name that nobody knows, and one with a loop after 6.
+
+    How many there are it never says.
+    """
+
+    def needs(self, state: Any, step: int, plan: Plan) -> tuple[Any, ...] | None:
+        return () if step in (2, 4, 6) else None
+
+    def decide(self, state: Any, step: int, plan: Plan, readings: Any) -> Decision:
+        heads = [AddHead(0, newborn_head(plan.layers[0], plan.width, None, seed=seed)) for seed in range(2)]
+        looped, facts = LoopHeads(0, (5,), 1), {"heads": [5], "passes": 1}
+        changes = {
+            2: Change("birth", "it is time", tuple(heads), 0),
+            4: Change("sprout", "it is time", (heads[0],), 0),
+            6: Change("add", "it is time", (heads[0], looped), 0, facts),
+        }
+        return Decision(state, (changes[step],))
+
+
+@dataclass(frozen=True)
+class Blocks(Policy):
+    """Puts a copy of the first block, or a new one of its own shape, behind it, and takes a block out later."""
+
+    add: int = 4
+    remove: tuple[int, ...] = (8,)
+    heads: int = 0  # of the new one; a copy if 0
+
+    def needs(self, state: Any, step: int, plan: Plan) -> tuple[Any, ...] | None:
+        return () if step in (self.add, *self.remove) else None
+
+    def decide(self, state: Any, step: int, plan: Plan, readings: Any) -> Decision:
+        if step != self.add:
+            return Decision(state, (Change("narrow", "one less", (RemoveBlock(1),), 1),))
+        first = plan.layers[0]
+        shape = replace(first, heads=self.heads, kv_heads=self.heads, ceiling=None) if self.heads else first
+        return Decision(state, (Change("widen", "one more", (AddBlock(1, None if self.heads else 0, shape),), 1),))

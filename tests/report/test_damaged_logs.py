@@ -6,6 +6,7 @@ import errno
 import json
 import random
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,9 @@ import pytest
 
 from commands import Call
 from meristem import files
+from meristem.config import load_config
 from meristem.report.pictures import draw_growth, draw_loss, run_text
+from meristem.runs.origin import Origin
 from meristem.runs.run_folder import RunFolder
 from training.helpers import EAGER_HEADS, EAGER_PRUNING, copy_run, prepared, trained
 
@@ -24,8 +27,10 @@ GROWS: dict[str, dict[str, Any]] = {
     },
     "heads": {"train__steps": 30, **EAGER_HEADS},
     "blocks, and policies of one's own": {
-        "growth__policies": ["stack", "report.own_policies:Odd", "report.own_policies:MeToo", "prune"],
-        "growth__stack__at": [3], **EAGER_PRUNING,
+        "growth__policies": [
+            "stack", "report.own_policies:Odd", "report.own_policies:MeToo", "report.own_policies:Blocks", "prune",
+        ],
+        "growth__stack__at": [3], "growth__blocks__add": 10, "growth__blocks__remove": [11], **EAGER_PRUNING,
     },
 }  # fmt: skip
 VALUES: tuple[Any, ...] = (None, True, -1, 10**400, 3.5, "x", [], {}, [None], [[]], [[1, "y"]], {"layer": 7}, 1e308)
@@ -36,6 +41,13 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunFolder]:
     folder = tmp_path_factory.mktemp("runs")
     data = prepared(folder / "data")
     return {name: trained(data, folder / name, **changes) for name, changes in GROWS.items()}
+
+
+@pytest.fixture(autouse=True)
+def _one_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Configurations, which nothing here damages, are read and checked once: each time takes longer than a report."""
+    monkeypatch.setattr("meristem.runs.run_folder.load_config", cache(load_config))
+    monkeypatch.setattr(Origin, "check", lambda *_: None)
 
 
 def mutated(value: Any, draw: random.Random) -> Any:

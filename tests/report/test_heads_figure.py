@@ -16,7 +16,8 @@ from meristem.growth.events import Event, event_from_dict
 from meristem.report.drawing.colours import BACKGROUND, BLUE, GUIDE, INK, ORANGE
 from meristem.report.head_history import HINT, HeadHistory
 from meristem.report.heads_figure import COLOURS, SHOWN, heads_svg
-from meristem.report.pictures import draw_growth, draw_loss, read_head_history
+from meristem.report.pictures import draw_growth, draw_loss
+from meristem.report.run_growth import RunGrowth
 from meristem.runs.run_folder import RunFolder
 from report.helpers import SVG, Element, assert_labels_are_inside_and_apart, number, parsed, texts
 from training.helpers import EAGER_HEADS, prepared, trained
@@ -317,7 +318,7 @@ def labelled(folder: Path) -> Path:
 def assert_told_by_its_files(run: RunFolder, call: Call) -> None:
     picture = draw_growth(run.path)
     assert picture == run.path / "growth.svg"
-    history = read_head_history(run)
+    history = RunGrowth(run).heads
     assert history.changes
     assert history.start == run.plan.heads
     assert history.heads == run.newest_plan.heads  # the picture's structure is the checkpoint's
@@ -342,7 +343,7 @@ ARMS: dict[str, dict[str, Any]] = {
 def test_a_decoder_that_grew(arm: str, tmp_path: Path, call: Call) -> None:
     run = trained(prepared(tmp_path), tmp_path / "run", **{**EAGER, **ARMS[arm]})
     assert_told_by_its_files(run, call)
-    assert read_head_history(run).criterion == ("published" if arm == "published" else "demand")
+    assert RunGrowth(run).heads.criterion == ("published" if arm == "published" else "demand")
 
 
 def test_a_classifier_that_grew(tmp_path: Path, call: Call) -> None:

@@ -13,9 +13,10 @@ from meristem.growth import LoopHeads, RepeatBlock, Sgt, SgtState
 from meristem.growth.events import GrowthEvent
 from meristem.plan import Plan
 from meristem.report.drawing.colours import ORANGE
-from meristem.report.loop_history import History
-from meristem.report.loops_figure import COLUMNS, PALE, growth_svg
-from meristem.report.pictures import draw_growth, draw_structure, read_history
+from meristem.report.loop_history import LoopHistory
+from meristem.report.loops_figure import COLUMNS, PALE, loops_svg
+from meristem.report.pictures import draw_growth, draw_structure
+from meristem.report.run_growth import RunGrowth
 from meristem.report.structure_figure import TIMES, looped
 from report.helpers import SVG, Element, assert_labels_are_inside_and_apart, number, parsed, texts
 from training.helpers import prepared, trained
@@ -30,7 +31,7 @@ def entropy(layers: int, heads: int, step: int) -> list[list[float]]:
     ]
 
 
-def simulated(plan: Plan, policy: Sgt, observe_every: int = 0, delta: float = 0.0, last_step: int = 0) -> History:
+def simulated(plan: Plan, policy: Sgt, observe_every: int = 0, delta: float = 0.0, last_step: int = 0) -> LoopHistory:
     """What the files of a run with this policy would hold, trained gates having drifted by `delta`."""
     plan, layers = policy.prepare(plan), len(plan.layers)
     last_step = last_step or policy.total_steps
@@ -49,7 +50,7 @@ def simulated(plan: Plan, policy: Sgt, observe_every: int = 0, delta: float = 0.
                 "passes": None if grown is None else len(grown.births), "shortlist": list(made.shortlist),
             }  # fmt: skip
             decisions.append(GrowthEvent(step, "sgt", made.action, made.rule, made.layer, facts))
-    return History(plan, last_step, decisions, observations, policy)
+    return LoopHistory(plan, last_step, decisions, observations, policy)
 
 
 def loops(plan: Plan, policy: Sgt, state: SgtState, step: int, delta: float) -> list[dict[str, Any]]:
@@ -127,7 +128,7 @@ def test_published_births_are_strong_at_once_and_cost_all_heads_first() -> None:
 def test_labels(layers: int, observe_every: int, passes: int) -> None:
     policy = Sgt(total_steps=1000, passes=passes, start=50, window=50)
     history = simulated(uniform(layers, 16), policy, observe_every)
-    root = parsed(growth_svg(history, "a long title " * 30))
+    root = parsed(loops_svg(history, "a long title " * 30))
     assert_labels_are_inside_and_apart(root)
     assert texts(root).count(f"h0,h1 {TIMES}{passes}") == min(3, layers - 1)
     assert any(f"fixed at step {history.fixed}" in content for content in texts(root))
@@ -139,12 +140,12 @@ def test_a_run_that_has_just_begun(last_step: int) -> None:
     for observe_every in (0, 1):
         history = simulated(uniform(3), policy, observe_every, last_step=last_step)
         if history.decisions or history.observations:
-            assert_labels_are_inside_and_apart(parsed(growth_svg(history)))
+            assert_labels_are_inside_and_apart(parsed(loops_svg(history)))
 
 
 def test_windows_may_be_short_and_heads_many() -> None:
     policy = Sgt(total_steps=3000, passes=6, start=5, window=5, max_layers=5, heads="all")
-    root = parsed(growth_svg(simulated(uniform(12, 8), policy, 50)))
+    root = parsed(loops_svg(simulated(uniform(12, 8), policy, 50)))
     assert_labels_are_inside_and_apart(root)
     assert f"8 heads {TIMES}6" in texts(root)
 
@@ -152,7 +153,7 @@ def test_windows_may_be_short_and_heads_many() -> None:
 def test_births_are_where_they_happened() -> None:
     policy = Sgt(total_steps=400, passes=3, max_layers=2, start=40, window=50)
     history = simulated(uniform(6), policy, 4)
-    root = parsed(growth_svg(history))
+    root = parsed(loops_svg(history))
     layer_rows = {one.layer: 100 + 30 * (5 - one.layer) + 15 for one in history.passes}
     drawn = [(number(c, "cx"), number(c, "cy")) for c in badges(root, 8)]
     expected = [(LEFT + one.birth / 400 * WIDTH, layer_rows[one.layer]) for one in history.passes]
@@ -174,7 +175,7 @@ def brightness(root: Element, x: float, y: float) -> int:
 
 def test_the_heat_map_shows_what_was_measured() -> None:
     """The higher the entropy, the darker, with the deepest layer on top."""
-    root = parsed(growth_svg(simulated(uniform(3), Sgt(total_steps=100, start=40), 1)))
+    root = parsed(loops_svg(simulated(uniform(3), Sgt(total_steps=100, start=40), 1)))
     assert {"0.0", "1.0"} <= set(texts(root))  # the ends of the scale
     found = {}
     for layer in range(3):
@@ -191,7 +192,7 @@ def test_the_scale_is_the_same_for_all_runs() -> None:
 
     def picture(*levels: float) -> Element:
         seen = [{"step": step, "head_entropy": [[level] * 4] * 3} for step, level in enumerate(levels, 1)]
-        root = parsed(growth_svg(History(uniform(3), len(levels), (), seen)))
+        root = parsed(loops_svg(LoopHistory(uniform(3), len(levels), (), seen)))
         assert {"0.0", "1.0"} <= set(texts(root))
         return root
 
@@ -205,8 +206,8 @@ def test_the_scale_is_the_same_for_all_runs() -> None:
 def test_entropies_at_decisions_only_leave_the_rest_open() -> None:
     policy = Sgt(total_steps=400, start=40, window=50)
     quiet, observed = (simulated(uniform(6), policy, every) for every in (0, 4))
-    assert any("measured at decisions only" in content for content in texts(parsed(growth_svg(quiet))))
-    assert not any("decisions only" in content for content in texts(parsed(growth_svg(observed))))
+    assert any("measured at decisions only" in content for content in texts(parsed(loops_svg(quiet))))
+    assert not any("decisions only" in content for content in texts(parsed(loops_svg(observed))))
     assert len(quiet.entropies) == len(quiet.decisions) == 4
 
 
@@ -219,11 +220,11 @@ def test_entropies_that_are_not_finite_are_gaps() -> None:
     decision = GrowthEvent(2, "sgt", "wait", "", facts=facts)
     policy = Sgt(total_steps=10, start=2, window=2)
     for seen in ((), observations):
-        history = History(uniform(6), 3, [decision], seen, policy)
+        history = LoopHistory(uniform(6), 3, [decision], seen, policy)
         values = dict(history.entropies)[2]
         assert math.isnan(values[4])
         assert values[5] == pytest.approx(sum(entropy(6, 4, 2)[5]) / 4)
-        svg = growth_svg(history)
+        svg = loops_svg(history)
         assert "nan" not in svg.lower()
         root = parsed(svg)
         assert_labels_are_inside_and_apart(root)
@@ -237,7 +238,7 @@ def test_strengths_that_are_not_finite_spoil_no_picture() -> None:
     """As the grower writes them: null."""
     history = simulated(uniform(4), Sgt(total_steps=300, start=40, window=50, max_layers=1), 25)
     history.observations[-2]["loops"][0]["gates"][0][1] = None
-    svg = growth_svg(history)
+    svg = loops_svg(history)
     assert "nan" not in svg.lower()
     assert_labels_are_inside_and_apart(parsed(svg))
 
@@ -246,12 +247,12 @@ def test_the_end_of_a_fade_is_no_birth() -> None:
     policy = Sgt(total_steps=300, start=40, window=50, birth="paper", max_layers=1)
     history = simulated(uniform(4), policy)
     fade = GrowthEvent(90, "sgt", "fade", "", 3, {"heads": [0, 1], "passes": 1, "shortlist": []})
-    told = History(history.plan, history.last_step, [*history.decisions, fade], (), policy)
+    told = LoopHistory(history.plan, history.last_step, [*history.decisions, fade], (), policy)
     assert [(one.layer, one.number, one.birth) for one in told.passes] == [(3, 1, 40)]
     assert told.structure(300) == history.structure(300)
     assert told.cost == history.cost
     assert told.entropies == history.entropies  # it has none
-    assert growth_svg(told) == growth_svg(history)
+    assert loops_svg(told) == loops_svg(history)
 
 
 def test_structures_from_the_start_are_lines_without_births() -> None:
@@ -259,7 +260,7 @@ def test_structures_from_the_start_are_lines_without_births() -> None:
     block = RepeatBlock(1, 2).apply(uniform(4))
     for plan, name in ((loop, f"h0,h2 {TIMES}2"), (block, f"block {TIMES}2")):
         observations = [{"step": s, "head_entropy": entropy(4, 4, s)} for s in range(1, 50)]
-        root = parsed(growth_svg(History(plan, 50, (), observations)))
+        root = parsed(loops_svg(LoopHistory(plan, 50, (), observations)))
         assert name in texts(root)
         assert not badges(root, 8)
         assert any("more FLOPs per token from the start" in content for content in texts(root))
@@ -268,7 +269,7 @@ def test_structures_from_the_start_are_lines_without_births() -> None:
 
 def test_long_logs_make_small_files() -> None:
     policy = Sgt(total_steps=8000, passes=3)
-    svg = growth_svg(simulated(uniform(12), policy, 1, delta=0.1))
+    svg = loops_svg(simulated(uniform(12), policy, 1, delta=0.1))
     assert len(svg) < 120_000
     widths = {float(cell.split("v")[0]) for cell in svg.split("h")[1:] if cell[:1].isdigit() and "v" in cell[:8]}
     assert min(widths) >= WIDTH / COLUMNS - 1.1  # the last column may be shorter
@@ -294,7 +295,7 @@ def test_a_run_that_grew(observe: bool, changes: dict[str, Any], data: Path, tmp
     path = draw_growth(run.path)
     assert path == run.path / "growth.svg"
     assert_labels_are_inside_and_apart(parsed(path.read_text()))
-    history, steps = read_history(run), run.config.train.steps
+    history, steps = RunGrowth(run).loops, run.config.train.steps
     assert history.last_step == steps
     assert history.structure(steps) == run.newest_plan  # the picture's structure is the checkpoint's
     *_, flops = [entry["flops"] for entry in run.read(run.metrics) if "flops" in entry]

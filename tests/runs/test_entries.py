@@ -9,7 +9,6 @@ import pytest
 from meristem.growth import Sgt
 from meristem.growth.events import GrowthEvent, Measurement
 from meristem.plan import Plan
-from meristem.runs.depth import Depth
 from meristem.runs.entries import growth_events, other_growth, sound_head_growth, sound_loop_growth
 from report.own_policies import ODD
 
@@ -85,13 +84,3 @@ def test_what_has_no_form_here_is_told_by_its_name() -> None:
     others = [change(1, "postponed", 0), change(2, "reshape", None), change(3, "add", 1), change(4, "stack", None)]
     formed = [loop(5, "add", [0, 1], 1), change(6, "birth", 0), change(7, "reshape", 9)]
     assert other_growth([*others, *formed, Measurement(8, "mine")], 3) == others
-
-
-def test_events_before_a_stack_are_of_the_layers_at_the_end_whatever_they_tell() -> None:
-    stack = change(5, "stack", None, copies=[[2, 1], [1, 0]], heads=[1, 1, 1, 1])
-    events = [change(2, "birth", 1), change(3, "birth", 0, heads=[2, 2]), stack, change(7, "birth", 1)]
-    depth = Depth(2, events)
-    lifted = [
-        (event.layer, event.facts.get("heads")) for event in depth.lifted(events) if isinstance(event, GrowthEvent)
-    ]
-    assert lifted == [(2, None), (0, [2, 0, 2, 0]), (None, [1, 1, 1, 1]), (1, None)]

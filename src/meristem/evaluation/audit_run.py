@@ -21,12 +21,12 @@ from meristem.evaluation.audit import Audit, AuditSettings
 from meristem.evaluation.audit_model import Report, Training, audit_model
 from meristem.evaluation.audit_text import audit_text, verdict
 from meristem.gauges.probe import Batch, Batches
-from meristem.growth.events import expected_heads
 from meristem.growth.policies.incrt import Incrt, IncrtState
 from meristem.model import Classifier
 from meristem.runs.checkpoint import checkpoint_name, load_state
-from meristem.runs.entries import growth_events, sound_head_growth
+from meristem.runs.entries import predicted_heads, sound_head_growth
 from meristem.runs.former_state import incrt_state
+from meristem.runs.layer_numbers import read_growth
 from meristem.runs.run_folder import LoadedRun, load_run
 from meristem.training.classification import spread_rows
 from meristem.training.held_out import held_out_windows
@@ -171,7 +171,6 @@ def _policy(loaded: LoadedRun) -> tuple[Incrt, IncrtState | None]:
 
 def _predicted(loaded: LoadedRun) -> list[dict[str, float] | None]:
     """How many heads the run let one expect when it first knew, of every layer; None if it did not say."""
-    folder = loaded.folder
-    events = growth_events(folder.read(folder.events), loaded.config.train.steps)
-    expected = expected_heads(sound_head_growth(events, folder.plan.heads))
-    return [None] * len(loaded.model.plan.layers) if expected is None else [*expected]
+    growth = read_growth(loaded.folder, loaded.step)  # later events are of a structure that is not the model's
+    events = sound_head_growth(growth.events, growth.start_heads(loaded.folder.plan))
+    return predicted_heads(events, len(loaded.model.plan.layers))

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from meristem.growth.descriptions import MEASURES
-from meristem.growth.events import HEAD_CHANGES, Event, GrowthEvent, expected_heads
+from meristem.growth.events import Event, GrowthEvent
 from meristem.report.curves import Curve
+from meristem.runs.entries import predicted_heads
 from meristem.wording import counted
 
 HINT = "predicted: one head for each direction that the first demand asked for; real heads write several"
@@ -30,7 +31,7 @@ class HeadHistory:
     """The heads of every layer at the `start`, the decisions about them, and the training losses, up to `last_step`.
 
     `decisions` are the events about heads, whether anything changed or not. Those that changed something say how many
-    heads every layer had from then on.
+    heads every layer had from then on. The last layers have been `taken_out`, and are counted but not shown.
     """
 
     start: tuple[int, ...]
@@ -38,48 +39,50 @@ class HeadHistory:
     decisions: Sequence[Event]
     losses: Curve = ()
     criterion: str = "demand"
+    taken_out: int = 0
 
     @property
     def layers(self) -> range:
-        return range(len(self.start))
-
-    @property
-    def changes(self) -> list[GrowthEvent]:
-        """Births and removals."""
-        return self._of(*HEAD_CHANGES)
-
-    @property
-    def spared(self) -> list[GrowthEvent]:
-        """Trials that showed a head to be needed."""
-        return self._of("spare")
-
-    @property
-    def stacks(self) -> list[GrowthEvent]:
-        """Growth in depth, in which layers are born with heads."""
-        return self._of("stack")
-
-    def _of(self, *actions: str) -> list[GrowthEvent]:
-        return [event for event in self.decisions if isinstance(event, GrowthEvent) and event.action in actions]
+        """Those of the end."""
+        return range(len(self.start) - self.taken_out)
 
     @property
     def growth(self) -> list[GrowthEvent]:
         """Everything that changed the number of heads, in its order."""
-        return sorted((*self.changes, *self.stacks), key=lambda event: event.step)
+        return [event for event in self._decided if event.action != "spare"]
+
+    @property
+    def changes(self) -> list[GrowthEvent]:
+        """Births and removals."""
+        return [event for event in self.growth if not _moves_blocks(event)]
+
+    @property
+    def blocks(self) -> list[GrowthEvent]:
+        """Growth in depth, in which layers are born with heads, and its contrary."""
+        return [event for event in self.growth if _moves_blocks(event)]
+
+    @property
+    def spared(self) -> list[GrowthEvent]:
+        """Trials that showed a head to be needed."""
+        return [event for event in self._decided if event.action == "spare"]
+
+    @property
+    def _decided(self) -> list[GrowthEvent]:
+        return [event for event in self.decisions if isinstance(event, GrowthEvent)]
 
     @property
     def heads(self) -> tuple[int, ...]:
         """The heads of every layer at the end."""
-        return tuple(self.counts[layer][-1][1] for layer in self.layers)
+        return tuple(counts[-1][1] for counts in self.counts)
 
     @cached_property
     def counts(self) -> list[list[tuple[int, int]]]:
         """The number of heads of every layer, at the start and from each step on that changed it."""
-        counts = [[(0, heads)] for heads in self.start]
+        counts = [[(0, self.start[layer])] for layer in self.layers]
         for event in self.growth:
-            heads = event.facts["heads"]
-            born = [layer for layer in self.layers if heads[layer] and not counts[layer][-1][1]]
-            for layer in born if event.layer is None or event.action == "stack" else [event.layer]:
-                counts[layer].append((event.step, heads[layer]))
+            for layer, known in enumerate(counts):
+                if event.facts["heads"][layer] != known[-1][1]:
+                    known.append((event.step, event.facts["heads"][layer]))
         return counts
 
     @cached_property
@@ -98,9 +101,11 @@ class HeadHistory:
 
         None where there is nothing to expect heads of, because no demand was ever certain.
         """
-        expected = expected_heads(self.decisions)
-        known = [any(math.isfinite(reading.demand) for reading in readings) for readings in self.readings]
-        return [int(expected[layer]["count"]) if expected and known[layer] else None for layer in self.layers]
+        expected = predicted_heads(self.decisions, len(self.layers))
+        return [
+            int(heads["count"]) if heads is not None and any(math.isfinite(one.demand) for one in readings) else None
+            for heads, readings in zip(expected, self.readings, strict=True)
+        ]
 
     def lines(self) -> list[str]:
         """What grew, when and why, in plain words, and what came of it."""
@@ -123,6 +128,10 @@ class HeadHistory:
             return text
         why = f": {last.facts['rules'][layer]}" if "rules" in last.facts else ""
         return f"{text}; at the end {measured_text(last, layer, self.criterion)}{why}"
+
+
+def _moves_blocks(event: GrowthEvent) -> bool:
+    return event.action == "stack" or not event.moves.keys().isdisjoint({"born", "left"})
 
 
 def change_text(event: GrowthEvent, criterion: str) -> str:

@@ -56,9 +56,14 @@ def heads_facts(history: HeadHistory) -> str:
     """What a picture says of the heads, in a line."""
     facts = f"{history.last_step:,} steps; {counted(sum(history.start), 'head')} at the start, {sum(history.heads):,}"
     actions = [event.action for event in history.changes]
-    changes = [counted(actions.count(action), action) for action in HEAD_CHANGES if action in actions]
-    never = any(history.readings) and not _demand_curves(history)
-    return f"{facts} at the end; {', '.join(changes) or 'no birth'}{'; no demand was ever certain' if never else ''}"
+    order = [action for action in dict.fromkeys((*HEAD_CHANGES, *actions)) if action in actions]
+    changes = [counted(actions.count(action), action) for action in order]
+    said = [f"{facts} at the end", ", ".join(changes) or "no birth"]
+    if history.taken_out:
+        said.append(f"{counted(history.taken_out, 'layer')} taken out, not shown")
+    if any(history.readings) and not _demand_curves(history):
+        said.append("no demand was ever certain")
+    return "; ".join(said)
 
 
 # --- heads ----------------------------------------------------------------------------------------------------------
@@ -155,9 +160,11 @@ def _meanings(history: HeadHistory, colour: str) -> list[LegendEntry]:
         "removal": LegendEntry("a head leaves", partial(_mark, count=2, radius=7, is_birth=False, colour=colour)),
         "spare": LegendEntry("a trial without a head failed", lambda at: [_spared(at)]),
     }
-    actions = {event.action for event in (*history.changes, *history.spared)}
-    entries = [entry for action, entry in marks.items() if action in actions]
-    return [*entries, LegendEntry("numbers: heads from then on")] if history.changes else entries
+    steps = [(before, after) for counts in history.counts for (_, before), (_, after) in pairwise(counts) if before]
+    shown = {"birth" if after > before else "removal" for before, after in steps}
+    shown |= {"spare"} if history.spared else set()
+    entries = [entry for name, entry in marks.items() if name in shown]
+    return [*entries, LegendEntry("numbers: heads from then on")] if steps else entries
 
 
 def _mark(at: Point, count: int, radius: float, *, is_birth: bool, colour: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""How a run grew, told by its files: which passes were born when, how strong they are, and what they cost."""
+"""How the loops of a run grew, told by its files: which passes were born when, how strong they are, what they cost."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class PassHistory:
 
 
 @dataclass(frozen=True)
-class History:
-    """The plan a run began with, what was decided about loops, and what was observed, up to `last_step`.
+class LoopHistory:
+    """A plan without what has grown, what was decided about its loops, and what was observed, up to `last_step`.
 
     `observations` are the lines of entropy.jsonl. How births go on is known of `policy`; without it loops are as strong
     at their birth as they will be.
@@ -68,11 +68,19 @@ class History:
             layer = decision.layer
             if layer is not None and decision.action in ("add", "deepen") and decision.step <= step:
                 births = grown[layer].births if layer in grown else ()
+                born = decision.facts["passes"] - len(births)
                 heads, count = tuple(decision.facts["heads"]), self.plan.heads[layer]
                 if max(heads) >= count:  # others have left since; what a loop costs depends on their number alone
                     heads = tuple(range(min(len(heads), count)))
-                grown[layer] = Grown(layer, heads, (*births, decision.step))
+                grown[layer] = Grown(layer, heads, (*births, *(decision.step,) * born), self._others(layer, heads))
         return SgtState(grown=tuple(grown.values()))
+
+    def _others(self, layer: int, heads: Sequence[int]) -> tuple[int, ...]:
+        """The heads that fade after a birth of the published kind: those that are not chosen and have gates."""
+        if self.policy is None or self.policy.birth != "paper":
+            return ()
+        others = [head for head in range(self.plan.heads[layer]) if head not in heads]
+        return tuple(others[: None if self.plan.gates is None else self.plan.gates.heads - len(heads)])
 
     def structure(self, step: int) -> Plan:
         """The plan after `step` updates."""

@@ -1,4 +1,4 @@
-"""The picture of a run that grew, or that watched its heads: entropies, births, strengths and costs over the steps."""
+"""The picture of a run whose loops grew, or that watched its heads: entropies, births, strengths and costs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from meristem.report.drawing.frame import (
 )
 from meristem.report.drawing.panels import Panel, StepLine, stacked, strong_line_key, with_lines
 from meristem.report.drawing.scales import Scale
-from meristem.report.loop_history import History, PassHistory
+from meristem.report.loop_history import LoopHistory, PassHistory
 from meristem.report.structure_figure import looped
 from meristem.wording import counted
 
@@ -33,12 +33,12 @@ LANE, LANE_GAP, LAYER_GAP = 11, 3, 4
 COST_HEIGHT = 64
 
 
-def growth_svg(history: History, title: str = "") -> str:
+def loops_svg(history: LoopHistory, title: str = "") -> str:
     """A heat map of the layers' entropies with the births in it, the strength of every pass, and the extra FLOPs."""
     return stacked(loop_panels(history), history.last_step, title or "Growth", loops_facts(history))
 
 
-def loop_panels(history: History) -> list[Panel]:
+def loop_panels(history: LoopHistory) -> list[Panel]:
     """What the picture is stacked of: entropies, and strengths and costs where there are any."""
     panels = [_entropy_panel(history)]
     if history.passes:
@@ -49,7 +49,7 @@ def loop_panels(history: History) -> list[Panel]:
     return with_lines(panels, ended)
 
 
-def loops_facts(history: History) -> str:
+def loops_facts(history: LoopHistory) -> str:
     """What a picture says of the loops, in a line."""
     grown = history.state(history.last_step).grown
     facts = [f"{history.last_step:,} steps"]
@@ -67,7 +67,7 @@ def loops_facts(history: History) -> str:
 # --- entropy and births ---------------------------------------------------------------------------------------------
 
 
-def _entropy_panel(history: History) -> Panel:
+def _entropy_panel(history: LoopHistory) -> Panel:
     """A row for each layer, the deepest on top, as the stream flows upwards; dark where heads look at many tokens."""
     layers = len(history.plan.layers)
     row = max(13.0, min(30.0, 330 / layers))
@@ -77,14 +77,14 @@ def _entropy_panel(history: History) -> Panel:
     )  # fmt: skip
 
 
-def _entropy_caption(history: History) -> str:
+def _entropy_caption(history: LoopHistory) -> str:
     if not history.entropies:
         return "births of extra passes (no entropy was measured)"
     name = "mean attention entropy of the layer's heads"
     return name if history.observations else f"{name}, measured at decisions only"
 
 
-def _meanings(history: History) -> list[LegendEntry]:
+def _meanings(history: LoopHistory) -> list[LegendEntry]:
     if not history.decisions:
         return []
     entries = [
@@ -94,7 +94,7 @@ def _meanings(history: History) -> list[LegendEntry]:
     return entries if history.fixed is None else [*entries, LegendEntry("growth has ended", strong_line_key)]
 
 
-def _heat_map(history: History, frame: Frame) -> list[str]:
+def _heat_map(history: LoopHistory, frame: Frame) -> list[str]:
     columns, layers = _columns(history, frame), len(history.plan.layers)
     low, high = 0.0, 1.0  # the same for all runs, so that they can be compared
     height = frame.height / layers - 1
@@ -125,7 +125,7 @@ def _runs(cells: Sequence[tuple[int | None, float, float]]) -> list[tuple[int, f
     return runs
 
 
-def _columns(history: History, frame: Frame) -> list[tuple[float, float, list[float]]]:
+def _columns(history: LoopHistory, frame: Frame) -> list[tuple[float, float, list[float]]]:
     """Left and right ends of the columns of the heat map, and their values."""
     entropies = history.entropies
     if not history.observations:
@@ -139,7 +139,7 @@ def _columns(history: History, frame: Frame) -> list[tuple[float, float, list[fl
     ]
 
 
-def _loops(history: History, frame: Frame) -> list[str]:
+def _loops(history: LoopHistory, frame: Frame) -> list[str]:
     """A line along every layer that is run again, from the first birth on, and the name of what is run again."""
     lines, names = [], []
     for index, layer in enumerate(history.structure(history.last_step).layers):
@@ -153,12 +153,12 @@ def _loops(history: History, frame: Frame) -> list[str]:
     return [*lines, *names, caption(frame, "run again", frame.end())] if names else []
 
 
-def _born(history: History, frame: Frame, layer: int) -> list[float]:
+def _born(history: LoopHistory, frame: Frame, layer: int) -> list[float]:
     """Where the passes of a layer were born, from left to right."""
     return [frame.x(one.birth) for one in history.passes if one.layer == layer and one.birth > 0]
 
 
-def _births(history: History, frame: Frame) -> list[str]:
+def _births(history: LoopHistory, frame: Frame) -> list[str]:
     """Every birth where it happened, with its number, and the layers that were on a shortlist but not chosen."""
     parts = [
         _shortlisted((frame.x(decision.step), frame.y(layer + 0.5)))
@@ -182,7 +182,7 @@ def _shortlisted(at: Point) -> str:
 # --- strengths and costs --------------------------------------------------------------------------------------------
 
 
-def _strength_panel(history: History) -> Panel:
+def _strength_panel(history: LoopHistory) -> Panel:
     """A bar for each pass from its birth on, filled as far as the pass is strong."""
     fading = history.policy is not None and history.policy.birth == "paper"
     name = "strength of each pass (a full bar is 1)" + ("; heads that are not chosen fade first" if fading else "")
@@ -217,14 +217,14 @@ def _lane(one: PassHistory, frame: Frame, top: float) -> list[str]:
     ]
 
 
-def _cost_panel(history: History) -> Panel:
+def _cost_panel(history: LoopHistory) -> Panel:
     """Extra FLOPs per token, in percent."""
     most = 100 * max(extra for _, extra in history.cost)
     name = "extra FLOPs per token, percent"
     return Panel(name, COST_HEIGHT, Scale(0, 1.2 * most), ticks=3, front=partial(_cost, history))
 
 
-def _cost(history: History, frame: Frame) -> list[str]:
+def _cost(history: LoopHistory, frame: Frame) -> list[str]:
     """A staircase."""
     ends = [step for step, _ in history.cost[1:]] + [history.last_step]
     stairs = [

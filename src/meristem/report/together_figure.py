@@ -9,15 +9,15 @@ from meristem.report.drawing.frame import LegendEntry
 from meristem.report.drawing.panels import StepLine, stacked, strong_line_key, with_lines
 from meristem.report.head_history import HeadHistory
 from meristem.report.heads_figure import head_panels, heads_facts
-from meristem.report.loop_history import History
+from meristem.report.loop_history import LoopHistory
 from meristem.report.loops_figure import loop_panels, loops_facts
 
 
-def together_svg(heads: HeadHistory, loops: History, title: str = "") -> str:
-    """Heads, demand and loss above, entropies, strengths and costs of loops below; stacks are lines through all."""
-    stacks = [StepLine(event.step, is_strong=True) for event in heads.stacks]
-    panels = with_lines([*head_panels(heads), *loop_panels(loops)], stacks)
-    if stacks:
+def together_svg(heads: HeadHistory, loops: LoopHistory, title: str = "") -> str:
+    """Heads, demand and loss above, entropies, strengths and costs of loops below; blocks come and go at bold lines."""
+    depths = [StepLine(event.step, is_strong=True) for event in heads.blocks]
+    panels = with_lines([*head_panels(heads), *loop_panels(loops)], depths)
+    if depths:
         panels = [replace(panel, legend=_meanings(panel.legend)) for panel in panels]
     last_step = max(heads.last_step, loops.last_step)
     facts = f"{heads_facts(heads)}; {loops_facts(loops).partition('; ')[2]}".rstrip("; ")
@@ -27,4 +27,4 @@ def together_svg(heads: HeadHistory, loops: History, title: str = "") -> str:
 def _meanings(entries: Sequence[LegendEntry]) -> list[LegendEntry]:
     """The entries of a legend, with one for all lines that go through the picture."""
     others = [entry for entry in entries if entry.mark is not strong_line_key]
-    return [*others, LegendEntry("blocks are stacked, or loops grow no more", strong_line_key)]
+    return [*others, LegendEntry("blocks come or go, or loops grow no more", strong_line_key)]

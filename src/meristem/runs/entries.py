@@ -39,6 +39,11 @@ def loops_of(facts: Entry, plan: Plan) -> list[Entry]:
     return facts.get("loops", []) if _has_loops(facts, _counts(plan, varying=True)) else []
 
 
+def tells_of_loops(event: GrowthEvent) -> bool:
+    """Whether an event is about loops, whatever else it did."""
+    return event.action in LOOP_ACTIONS and {"heads", "passes"} <= event.facts.keys()
+
+
 def growth_events(entries: Iterable[Entry], steps: int) -> list[Event]:
     """The lines of events.jsonl that are events of growth, of a run of so many steps."""
     events: list[Event] = []
@@ -48,54 +53,85 @@ def growth_events(entries: Iterable[Entry], steps: int) -> list[Event]:
     return [event for event in events if _is_index(event.step, steps + 1)]
 
 
-def sound_loop_growth(events: Iterable[Event], plan: Plan, *, varying: bool = False) -> list[GrowthEvent]:
+def sound_loop_growth(
+    events: Iterable[Event], plan: Plan, *, varying: bool = False, end: Plan | None = None
+) -> list[GrowthEvent]:
     """The decisions about loops of which each can follow those before it: a loop begins once, then deepens.
 
-    Its heads stay the same, unless others in their layer came or went.
+    Its heads stay the same, unless others in their layer came or went. A copy of a looped layer begins with its loop,
+    unless the `end` has none there, and that is told as a decision of its own. Where blocks come and go, events are
+    those of `LayerNumbers`.
     """
     counts, most = _counts(plan, varying), plan.gates or Gates(MOST_PASSES, MOST_HEADS)
     believed: list[GrowthEvent] = []
     loops: dict[int, tuple[list[int], int]] = {}  # the heads and passes that have grown so far, by layer
     renumbered: set[int] = set()  # layers in which heads came or went since
+    bare = {layer for layer, shape in enumerate(end.layers if end else ()) if shape.loop is None}
     for event in events:
         if not isinstance(event, GrowthEvent):
             continue
         layer = event.layer
         if layer is not None and event.action in HEAD_CHANGES:
             renumbered.add(layer)
+        renumbered |= event.moves.get("changed", {}).keys()
+        for copy, source in event.moves.get("copied", {}).items():
+            if source in loops and copy < len(counts) and copy not in bare:
+                loops[copy] = loops[source]
+                renumbered.add(copy)
+                believed.append(_copied_loop(event, copy, *loops[source]))
         if not _is_loop_growth(event, counts):
             continue
         if layer is not None and event.action in ("add", "deepen"):
-            heads = event.facts["heads"]
-            former, passes = loops.get(layer, (heads, 0))
-            follows = (event.action == "add") == (passes == 0) and (former == heads or layer in renumbered)
-            if not follows or passes == most.passes or len(heads) > most.heads or plan.layers[layer].repeats:
+            heads, passes = event.facts["heads"], event.facts["passes"] or 0
+            former, before = loops.get(layer, (heads, 0))
+            follows = (event.action == "add") == (before == 0) and (former == heads or layer in renumbered)
+            fits = before < passes <= most.passes and len(heads) <= most.heads
+            if not follows or not fits or plan.layers[layer].repeats:
                 continue
-            loops[layer] = (heads, passes + 1)
+            loops[layer] = (heads, passes)
             renumbered.discard(layer)
         believed.append(event)
     return believed
 
 
-def sound_head_growth(events: Iterable[Event], start: Sequence[int]) -> list[Event]:
-    """What was decided and measured about heads, in a run that began with so many in every layer.
+def sound_head_growth(events: Iterable[Event], start: Sequence[int], end: Plan | None = None) -> list[Event]:
+    """What was decided and measured about heads, in a run that began with so many in every layer, and came to an `end`.
 
-    Facts that cannot be, or that somebody's own policy means otherwise, are left out. Where a decision does not say how
-    many heads there are from then on, they are counted: a birth is one more.
+    Facts that cannot be, or that somebody's own policy means otherwise, are left out. How many heads there are from a
+    decision on is counted where it does not say so, by what it moved: a layer is born with as many as the one that it
+    is like, unless it ends with others and none came or went meanwhile. Where nothing is said a birth is one more.
+    Where blocks come and go, events are those of `LayerNumbers`.
     """
     believed: list[Event] = []
-    heads = list(start)
+    events, heads = list(events), list(start)
+    changes = [event for event in events if isinstance(event, GrowthEvent)]
+    changed = {event.layer for event in changes if event.action in HEAD_CHANGES}
+    changed |= {layer for event in changes for layer in event.moves.get("changed", ())}
+    lasting = {layer: count for layer, count in enumerate(end.heads if end else ()) if layer not in changed}
     for event in events:
         facts = _head_facts(event.facts, len(start))
         if not isinstance(event, GrowthEvent):
             if facts.keys() & {"heads", "demand", "own_share"}:
                 believed.append(replace(event, facts=facts))
         elif _is_head_growth(event, len(start)):
-            more = {"birth": 1, "removal": -1}.get(event.action, 0)
-            counted = [max(1, count + more) if layer == event.layer else count for layer, count in enumerate(heads)]
-            heads = facts.get("heads", counted)
+            heads = _heads_after(event, heads, facts.get("heads"), lasting)
             believed.append(replace(event, facts={**facts, "heads": heads}))
     return believed
+
+
+def predicted_heads(events: Iterable[Event], layers: int) -> list[dict[str, float] | None]:
+    """How many heads the first measurement of every layer let one expect; None where there was none.
+
+    Before a threshold is known there is nothing to count against.
+    """
+    predicted: list[dict[str, float] | None] = [None] * layers
+    for event in events:
+        expected, threshold = event.facts.get("predicted_heads"), event.facts.get("threshold")
+        if expected and threshold:
+            for layer in range(layers):
+                if predicted[layer] is None and threshold[layer] is not None:
+                    predicted[layer] = expected[layer]
+    return predicted
 
 
 def other_growth(events: Iterable[Event], layers: int) -> list[GrowthEvent]:
@@ -106,7 +142,7 @@ def other_growth(events: Iterable[Event], layers: int) -> list[GrowthEvent]:
         if isinstance(event, GrowthEvent)
         and (event.layer is None or _is_index(event.layer, layers))
         and not _is_head_growth(event, layers)
-        and not _tells_of_loops(event)
+        and not tells_of_loops(event)
     ]
 
 
@@ -131,12 +167,15 @@ def _counts(plan: Plan, varying: bool) -> Counts:
     return (None,) * len(plan.layers) if varying else plan.heads
 
 
-def _tells_of_loops(event: GrowthEvent) -> bool:
-    return event.action in LOOP_ACTIONS and {"heads", "passes"} <= event.facts.keys()
+def _copied_loop(event: GrowthEvent, copy: int, heads: list[int], passes: int) -> GrowthEvent:
+    """What a copy of a looped layer brings, as a decision."""
+    action, rule = "add" if passes == 1 else "deepen", "it is a copy of a layer that does"
+    facts = {"heads": heads, "passes": passes, "shortlist": []}
+    return replace(event, action=action, rule=rule, layer=copy, facts=facts, moves={})
 
 
 def _is_loop_growth(event: GrowthEvent, counts: Counts) -> bool:
-    if not _tells_of_loops(event):
+    if not tells_of_loops(event):
         return False
     layer, facts = event.layer, event.facts
     if layer is not None and not _is_index(layer, len(counts)):
@@ -154,9 +193,28 @@ def _is_loop_growth(event: GrowthEvent, counts: Counts) -> bool:
 
 
 def _is_head_growth(event: GrowthEvent, layers: int) -> bool:
+    if event.moves.keys() & {"born", "left", "changed"}:
+        return True
     if event.action == "stack":
         return _are_counts(event.facts.get("heads"), layers)
     return event.action in HEAD_ACTIONS and _is_index(event.layer, layers)
+
+
+def _heads_after(
+    event: GrowthEvent, heads: Sequence[int], told: Sequence[int] | None, lasting: Mapping[int, int]
+) -> list[int]:
+    """The heads of every layer after a decision: what it moved counts more than what it says."""
+    says = told if event.action in (*HEAD_ACTIONS, "stack") else None  # others may mean something else
+    after = list(heads if says is None else says)
+    if says is None and not event.moves and event.layer is not None and event.action in HEAD_CHANGES:
+        after[event.layer] = max(1, after[event.layer] + (1 if event.action == "birth" else -1))
+    for layer, like in event.moves.get("born", {}).items():
+        after[layer] = (says[layer] if says else 0) or lasting.get(layer) or after[like]
+    for layer in event.moves.get("left", ()):
+        after[layer] = 0
+    for layer, count in event.moves.get("changed", {}).items():
+        after[layer] = count
+    return after
 
 
 def _head_facts(facts: Entry, layers: int) -> dict[str, Any]:

@@ -1,1 +1,5 @@
-"""How every picture is drawn: elements of SVG, colours, scales, plotting areas with axes, panels over each other."""
+"""How every picture is drawn.
+
+The modules build on one another in this order: `colours` and `numbers`; `scales`, where values lie, and `elements` of
+SVG; `frame`, a plotting area with its axes and legend; `panels`, several of these over one another.
+"""
