@@ -96,6 +96,12 @@ def test_every_configuration_file_builds_its_plan(path: Path) -> None:
     assert tomllib.loads(path.read_text())["data"]["path"]
 
 
+def test_the_files_of_the_architecture_are_there() -> None:
+    named = re.findall(r"`((?:[a-z_]+/)+[a-z_]*(?:\.py)?)`", (ROOT / "docs/architecture.md").read_text())
+    assert len(named) > 30
+    assert [name for name in named if not any((ROOT / home / name).exists() for home in ("src/meristem", ""))] == []
+
+
 def test_links_lead_somewhere() -> None:
     for page in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md")):
         for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):

@@ -7,6 +7,7 @@ import json
 import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
@@ -208,6 +209,7 @@ def known_values(config: Config) -> dict[str, Any]:
     return {key: config[key] for key in _known_keys() if key.count(".") == 1} | tables
 
 
+@cache
 def _known_keys() -> dict[str, Any]:
     """Every `section.key` with its type."""
     keys = {
