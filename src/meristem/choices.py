@@ -16,6 +16,7 @@ Quote = Literal["auto", "csv", "none"]
 OtherLabels = Literal["count", "refuse"]  # what is done about labels that a run does not know
 ClassWeights = Literal["none", "balanced"]
 
+OptimizerKind = Literal["adamw", "muon"]
 OnDivergence = Literal["stop", "rewind"]
 TrackerName = Literal["tensorboard", "trackio", "wandb"]
 

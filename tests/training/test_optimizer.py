@@ -38,7 +38,7 @@ def batches(count: int, micro: int = 1, rows: int = 4) -> list[tuple[Tensor, Ten
     return [(w[:, :-1].unflatten(0, (micro, -1)), w[:, 1:].unflatten(0, (micro, -1))) for w in windows]
 
 
-def state_of(model: Decoder, optimizer: torch.optim.AdamW) -> list[Tensor]:
+def state_of(model: Decoder, optimizer: torch.optim.Optimizer) -> list[Tensor]:
     """Copies of weights, moments and step counts."""
     moments = [value for p in model.parameters() for _, value in sorted(optimizer.state.get(p, {}).items())]
     return [tensor.detach().clone() for tensor in [*model.parameters(), *moments]]

@@ -13,9 +13,10 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from meristem.errors import InputError
-from meristem.model.growable import Growable
+from meristem.model.transformer import Transformer
 from meristem.plan import Plan
 
 # Five steps of an odd polynomial, each with coefficients of its own, bring singular values from 1e-3..1 to near 1:
@@ -69,11 +70,13 @@ class Muon(torch.optim.Optimizer):
         self, model: nn.Module, lr: float, *, momentum: float = 0.95, betas: tuple[float, float] = (0.9, 0.95),
         eps: float = 1e-8, weight_decay: float = 0.1,
     ) -> None:  # fmt: skip
-        own = getattr(model, "module", model)
-        if not isinstance(own, nn.Module) or not isinstance(getattr(own, "plan", None), Plan):
-            expected = "must be a Meristem model, whose blocks have the matrices that it is for"
+        own = model.module if isinstance(model, DistributedDataParallel) else model
+        if not isinstance(own, Transformer):
+            expected = (
+                "must be a Meristem model: it is for the matrices of blocks, not for embeddings, norms and the like"
+            )
             raise InputError("model", type(model).__name__, expected)
-        self.model: Growable = own  # type: ignore[assignment]
+        self.model = own
         blocks = {id(p) for block in self.model.stack for p in block.parameters() if p.dim() == 2}
         trained = [p for p in own.parameters() if p.requires_grad]
         others = [p for p in trained if id(p) not in blocks]
@@ -90,7 +93,7 @@ class Muon(torch.optim.Optimizer):
         self.adamw.param_groups = self.param_groups[1:]
         self.adamw.state = self.state
         self._batches: dict[tuple[int, int], list[Part]] = {}
-        self._sorted_for: Plan | None = None
+        self._sorted_for: tuple[Plan, list[int]] | None = None
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
@@ -99,11 +102,11 @@ class Muon(torch.optim.Optimizer):
         if any(len(group["params"]) for group in self.adamw.param_groups):
             self.adamw.found_inf, self.adamw.grad_scale = found_inf, grad_scale  # type: ignore[attr-defined]
             self.adamw.step()
-        parameters = [p for p in self.param_groups[0]["params"] if p.grad is not None]
+        parameters: list[Tensor] = [p for p in self.param_groups[0]["params"] if p.grad is not None]
         if parameters:
             self._update(parameters, found_inf, grad_scale)
 
-    def _update(self, parameters: list[nn.Parameter], found_inf: Tensor | None, grad_scale: Tensor | None) -> None:
+    def _update(self, parameters: list[Tensor], found_inf: Tensor | None, grad_scale: Tensor | None) -> None:
         group = self.param_groups[0]
         beta = group["momentum"]
         gradients: list[Tensor] = [p.grad for p in parameters if p.grad is not None]
@@ -124,16 +127,17 @@ class Muon(torch.optim.Optimizer):
             new = self._orthogonal([part.of(directions) for part in parts]) * (-size * rate)
             torch._foreach_add_([part.of(parameters) for part in parts], list(new))
 
-    def _momentum(self, parameter: nn.Parameter) -> Tensor:
+    def _momentum(self, parameter: Tensor) -> Tensor:
         state = self.state[parameter]
         if "momentum_buffer" not in state:
             state["momentum_buffer"] = torch.zeros_like(parameter)
         momentum: Tensor = state["momentum_buffer"]
         return momentum
 
-    def _sorted(self, parameters: Sequence[nn.Parameter]) -> dict[tuple[int, int], list[Part]]:
+    def _sorted(self, parameters: Sequence[Tensor]) -> dict[tuple[int, int], list[Part]]:
         """The matrices of the blocks by their shapes; looked up anew when the structure has changed."""
-        if self._sorted_for is not self.model.plan:
+        now = self.model.plan, [id(p) for p in parameters]
+        if self._sorted_for != now:
             places = {id(p): index for index, p in enumerate(parameters)}
             batches: dict[tuple[int, int], list[Part]] = defaultdict(list)
             for parameter, heights in _heights(self.model):
@@ -146,7 +150,7 @@ class Muon(torch.optim.Optimizer):
                     part = Part(places[id(parameter)], begin, begin + height, turned)
                     batches[min(shape), max(shape)].append(part)
                     begin += height
-            self._batches, self._sorted_for = dict(batches), self.model.plan
+            self._batches, self._sorted_for = dict(batches), now
         return self._batches
 
     def _orthogonal(self, matrices: Sequence[Tensor]) -> Tensor:
@@ -164,7 +168,7 @@ class Muon(torch.optim.Optimizer):
         return everyones[: len(matrices)].to(matrices[0].dtype)
 
 
-def _heights(model: Growable) -> Iterable[tuple[nn.Parameter, tuple[int, ...]]]:
+def _heights(model: Transformer) -> Iterable[tuple[Tensor, tuple[int, ...]]]:
     """The matrices of all blocks with the rows of each that are matrices of their own."""
     for block in model.stack:
         attention, feed_forward = block.attention, block.feed_forward
