@@ -17,6 +17,7 @@ OtherLabels = Literal["count", "refuse"]  # what is done about labels that a run
 ClassWeights = Literal["none", "balanced"]
 
 OptimizerKind = Literal["adamw", "muon"]
+RateCurve = Literal["cosine", "wsd"]  # after the warm-up: a half cosine, or stable and then a straight decay
 OnDivergence = Literal["stop", "rewind"]
 TrackerName = Literal["tensorboard", "trackio", "wandb"]
 

@@ -4,8 +4,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields
+from typing import get_args
 
-from meristem.choices import Attention, ClassWeights, OnDivergence, OptimizerKind, Pooling, Schedule, TrackerName
+from meristem.choices import (
+    Attention,
+    ClassWeights,
+    OnDivergence,
+    OptimizerKind,
+    Pooling,
+    RateCurve,
+    Schedule,
+    TrackerName,
+)
 from meristem.errors import InputError
 from meristem.plan import Plan, Shape
 from meristem.schedules import PREFERRED_DIMS
@@ -86,11 +96,13 @@ RATES: dict[OptimizerKind, float] = {"adamw": 6e-4, "muon": 2e-3}  # peak, where
 
 @dataclass(frozen=True)
 class OptimizerConfig:
-    """AdamW, or Muon for the matrices of the blocks, with linear warm-up and cosine decay."""
+    """AdamW, or Muon for the matrices of the blocks, and the curve of the learning rate."""
 
     kind: OptimizerKind = "adamw"
     lr: float | None = None  # that of the kind if not given
+    curve: RateCurve = "cosine"
     warmup: float = 0.025  # fraction of the run
+    decay: float = 0.2  # of wsd: fraction of the run at its end in which the rate falls
     final: float = 0.1  # last learning rate, as a fraction of lr
     momentum: float = 0.95  # of muon's matrices; the betas are AdamW's
     beta1: float = 0.9
@@ -102,7 +114,9 @@ class OptimizerConfig:
     def __post_init__(self) -> None:
         if self.kind not in RATES:
             raise InputError("optimizer.kind", self.kind, f"must be one of {', '.join(RATES)}")
-        for name in ("warmup", "final", "momentum", "beta1", "beta2"):
+        if self.curve not in get_args(RateCurve):
+            raise InputError("optimizer.curve", self.curve, f"must be one of {', '.join(get_args(RateCurve))}")
+        for name in ("warmup", "decay", "final", "momentum", "beta1", "beta2"):
             if not 0 <= getattr(self, name) <= 1:
                 raise InputError(f"optimizer.{name}", getattr(self, name), "must be from 0 to 1")
         for name in ("momentum", "beta1", "beta2"):

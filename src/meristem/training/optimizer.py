@@ -15,13 +15,20 @@ from meristem.model.inputs import check_model
 from meristem.training.muon import Muon
 
 
-def learning_rate(step: int, steps: int, config: OptimizerConfig) -> float:
-    """The rate of update `step` (0-based) of `steps`: linear up to the peak, then a half cosine to the floor."""
+def learning_rate(step: int, steps: int, config: OptimizerConfig, branched: int | None = None) -> float:
+    """The rate of update `step` (0-based) of `steps`: linear up to the peak, then down to the floor.
+
+    By "cosine" that is half a cosine. By "wsd" the rate stays, and falls in a straight line in the last part of the
+    run, or from the update on at which the run has `branched` off another.
+    """
     warmup = round(config.warmup * steps)
     if step < warmup:
         return config.rate * (step + 1) / (warmup + 1)
-    progress = (step - warmup) / max(1, steps - 1 - warmup)
     floor = config.rate * config.final
+    if config.curve == "wsd":
+        begin = round((1 - config.decay) * steps) if branched is None else branched
+        return config.rate + (floor - config.rate) * max(0, step - begin + 1) / max(1, steps - begin)
+    progress = (step - warmup) / max(1, steps - 1 - warmup)
     return floor + (config.rate - floor) * 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
 
 
