@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,9 +13,15 @@ from meristem import AddBlock, AddHead, Decoder, Grower, InputError, Plan, Remov
 from meristem.config import OptimizerConfig
 from meristem.growth.apply import apply_edit
 from meristem.growth.head_surgery import newborn_head
+from meristem.runs.run_folder import RunFolder
 from meristem.training import muon
+from meristem.training.loop import resume
 from meristem.training.muon import Muon, orthogonalised
 from meristem.training.optimizer import guarded_update, make_optimizer
+
+from .helpers import EAGER_BIRTHS, assert_equal_runs, copy_run, final_tensors, tiny_config
+from .helpers import trained as trained_run
+from .test_distributed import torchrun
 
 PLAN = Plan.from_heads([2, 4], width=32, vocabulary=23, context=8, feed_forward=48)
 
@@ -174,6 +181,31 @@ def test_a_birth_leaves_the_update_of_other_layers_and_the_momentum_of_other_hea
     assert len(optimizer.param_groups[0]["params"]) == 3 * 4
     assert all("momentum_buffer" in optimizer.state[p] for p in optimizer.param_groups[0]["params"])
     assert all("exp_avg" in optimizer.state[p] for group in optimizer.param_groups[1:] for p in group["params"])
+
+
+GROWING: dict[str, Any] = {
+    "optimizer__kind": "muon", "checkpoint__every": 1, "train__steps": 12, "growth__policies": ["stack", "incrt"],
+    "model__layers": 2, "growth__stack__at": [4], **EAGER_BIRTHS,
+}  # fmt: skip
+
+
+def test_a_growing_run_goes_on_to_the_bit(data: Path, tmp_path: Path) -> None:
+    whole = trained_run(data, tmp_path / "whole", **GROWING)
+    actions = [entry["action"] for entry in whole.read(whole.events) if entry["event"] == "growth"]
+    assert {"stack", "birth"} <= set(actions)
+    for step in (3, 6, 9):
+        run = copy_run(whole, tmp_path / f"run-{step}", last=step)
+        resume(run.path)
+        assert_equal_runs(run, whole)
+
+
+def test_two_processes_share_the_work_and_train_as_one(data: Path, tmp_path: Path) -> None:
+    config = tiny_config(data, optimizer__kind="muon", train__steps=5)
+    whole = trained_run(data, tmp_path / "one", optimizer__kind="muon", train__steps=5)
+    (tmp_path / "config.toml").write_text(config.to_toml(), encoding="utf-8")
+    torchrun("train", tmp_path / "config.toml", "--out", tmp_path / "two")
+    found, expected = final_tensors(RunFolder.open(tmp_path / "two")), final_tensors(whole)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_what_it_cannot_train_is_said() -> None:
