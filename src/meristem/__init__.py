@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from meristem.runs.own_loop import restore, save
     from meristem.runs.run_folder import load_run
     from meristem.training.loop import resume, train
+    from meristem.training.muon import Muon
     from meristem.training.optimizer import parameter_groups
 
 # Names come from their modules when they are first used, so that `meristem --help` need not wait for torch.
@@ -75,6 +76,7 @@ _HOMES = {
     "generate": "meristem.model",
     "load_config": "meristem.config",
     "load_run": "meristem.runs.run_folder",
+    "Muon": "meristem.training.muon",
     "parameter_groups": "meristem.training.optimizer",
     "prepared": "meristem.growth",
     "restore": "meristem.runs.own_loop",
@@ -99,6 +101,7 @@ __all__ = [
     "InputError",
     "LayerPlan",
     "LoopHeads",
+    "Muon",
     "Observe",
     "Plan",
     "Policy",

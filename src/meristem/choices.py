@@ -16,6 +16,8 @@ Quote = Literal["auto", "csv", "none"]
 OtherLabels = Literal["count", "refuse"]  # what is done about labels that a run does not know
 ClassWeights = Literal["none", "balanced"]
 
+OptimizerKind = Literal["adamw", "muon"]
+RateCurve = Literal["cosine", "wsd"]  # after the warm-up: a half cosine, or stable and then a straight decay
 OnDivergence = Literal["stop", "rewind"]
 TrackerName = Literal["tensorboard", "trackio", "wandb"]
 

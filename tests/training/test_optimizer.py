@@ -38,7 +38,7 @@ def batches(count: int, micro: int = 1, rows: int = 4) -> list[tuple[Tensor, Ten
     return [(w[:, :-1].unflatten(0, (micro, -1)), w[:, 1:].unflatten(0, (micro, -1))) for w in windows]
 
 
-def state_of(model: Decoder, optimizer: torch.optim.AdamW) -> list[Tensor]:
+def state_of(model: Decoder, optimizer: torch.optim.Optimizer) -> list[Tensor]:
     """Copies of weights, moments and step counts."""
     moments = [value for p in model.parameters() for _, value in sorted(optimizer.state.get(p, {}).items())]
     return [tensor.detach().clone() for tensor in [*model.parameters(), *moments]]
@@ -102,6 +102,23 @@ def test_learning_rate_without_warm_up_starts_at_the_peak() -> None:
     config = OptimizerConfig(lr=1.0, warmup=0.0, final=0.5)
     assert learning_rate(0, 1, config) == 1.0
     assert [learning_rate(s, 3, config) for s in range(3)] == pytest.approx([1.0, 0.75, 0.5])
+
+
+def test_wsd_warms_up_stays_and_decays_in_a_straight_line() -> None:
+    config = OptimizerConfig(lr=1.0, curve="wsd", warmup=0.1, decay=0.25, final=0.2)
+    rates = [learning_rate(step, 40, config) for step in range(40)]
+    assert rates[:4] == pytest.approx([0.2, 0.4, 0.6, 0.8])
+    assert rates[4:30] == [1.0] * 26
+    assert rates[30:] == pytest.approx([1 - 0.08 * fall for fall in range(1, 11)])
+
+
+def test_a_branch_decays_from_where_it_left_the_trunk() -> None:
+    """Before that it is the trunk, whatever its own length; several lengths share it."""
+    config = OptimizerConfig(lr=1.0, curve="wsd", warmup=0.0, final=0.0)
+    for steps in (24, 30):
+        rates = [learning_rate(step, steps, config, branched=20) for step in range(steps)]
+        assert rates[:20] == [1.0] * 20
+        assert rates[20:] == pytest.approx([1 - (fall + 1) / (steps - 20) for fall in range(steps - 20)])
 
 
 @pytest.mark.parametrize("clip", [0.0, 0.5, 1e6])

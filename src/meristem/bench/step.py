@@ -61,7 +61,7 @@ class TrainingStep:
 
     def __call__(self, tokens: Tensor, targets: Tensor) -> Tensor:
         loss = self.gradients(tokens[None], targets[None])
-        guarded_update(self.optimizer, self.config.lr, loss, self.config.clip)
+        guarded_update(self.optimizer, self.config.rate, loss, self.config.clip)
         return loss
 
     def changed(self, model: nn.Module | None = None) -> None:

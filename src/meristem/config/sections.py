@@ -4,8 +4,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields
+from typing import get_args
 
-from meristem.choices import Attention, ClassWeights, OnDivergence, Pooling, Schedule, TrackerName
+from meristem.choices import (
+    Attention,
+    ClassWeights,
+    OnDivergence,
+    OptimizerKind,
+    Pooling,
+    RateCurve,
+    Schedule,
+    TrackerName,
+)
 from meristem.errors import InputError
 from meristem.plan import Plan, Shape
 from meristem.schedules import PREFERRED_DIMS
@@ -81,13 +91,20 @@ class TrainConfig:
     max_rewinds: int = 3  # times that is done before the run stops
 
 
+RATES: dict[OptimizerKind, float] = {"adamw": 6e-4, "muon": 2e-3}  # peak, where none is given
+
+
 @dataclass(frozen=True)
 class OptimizerConfig:
-    """AdamW with linear warm-up and cosine decay."""
+    """AdamW, or Muon for the matrices of the blocks, and the curve of the learning rate."""
 
-    lr: float = 6e-4
+    kind: OptimizerKind = "adamw"
+    lr: float | None = None  # that of the kind if not given
+    curve: RateCurve = "cosine"
     warmup: float = 0.025  # fraction of the run
+    decay: float = 0.2  # of wsd: fraction of the run at its end in which the rate falls
     final: float = 0.1  # last learning rate, as a fraction of lr
+    momentum: float = 0.95  # of muon's matrices; the betas are AdamW's
     beta1: float = 0.9
     beta2: float = 0.95
     eps: float = 1e-8
@@ -95,15 +112,25 @@ class OptimizerConfig:
     clip: float = 1.0  # gradient norm; 0 turns clipping off
 
     def __post_init__(self) -> None:
-        for name in ("warmup", "final", "beta1", "beta2"):
+        if self.kind not in RATES:
+            raise InputError("optimizer.kind", self.kind, f"must be one of {', '.join(RATES)}")
+        if self.curve not in get_args(RateCurve):
+            raise InputError("optimizer.curve", self.curve, f"must be one of {', '.join(get_args(RateCurve))}")
+        for name in ("warmup", "decay", "final", "momentum", "beta1", "beta2"):
             if not 0 <= getattr(self, name) <= 1:
                 raise InputError(f"optimizer.{name}", getattr(self, name), "must be from 0 to 1")
-        for name in ("beta1", "beta2"):
+        for name in ("momentum", "beta1", "beta2"):
             if getattr(self, name) == 1:
                 raise InputError(f"optimizer.{name}", 1.0, "must be below 1, or nothing is ever learned")
         for name in ("lr", "eps", "weight_decay", "clip"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise InputError(f"optimizer.{name}", getattr(self, name), "must be 0 or above, and finite")
+            value = self.rate if name == "lr" else getattr(self, name)
+            if not 0 <= value < math.inf:
+                raise InputError(f"optimizer.{name}", value, "must be 0 or above, and finite")
+
+    @property
+    def rate(self) -> float:
+        """The peak of the learning rate."""
+        return RATES[self.kind] if self.lr is None else self.lr
 
 
 @dataclass(frozen=True)

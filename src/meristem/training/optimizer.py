@@ -1,4 +1,4 @@
-"""AdamW, the learning-rate curve, and one guarded update."""
+"""The optimizer of a run, the learning-rate curve, and one guarded update."""
 
 from __future__ import annotations
 
@@ -12,16 +12,24 @@ from torch.nn.parallel import DistributedDataParallel
 
 from meristem.config import OptimizerConfig
 from meristem.model.inputs import check_model
+from meristem.training.muon import Muon
 
 
-def learning_rate(step: int, steps: int, config: OptimizerConfig) -> float:
-    """The rate of update `step` (0-based) of `steps`: linear up to the peak, then a half cosine to the floor."""
+def learning_rate(step: int, steps: int, config: OptimizerConfig, branched: int | None = None) -> float:
+    """The rate of update `step` (0-based) of `steps`: linear up to the peak, then down to the floor.
+
+    By "cosine" that is half a cosine. By "wsd" the rate stays, and falls in a straight line in the last part of the
+    run, or from the update on at which the run has `branched` off another.
+    """
     warmup = round(config.warmup * steps)
     if step < warmup:
-        return config.lr * (step + 1) / (warmup + 1)
+        return config.rate * (step + 1) / (warmup + 1)
+    floor = config.rate * config.final
+    if config.curve == "wsd":
+        begin = round((1 - config.decay) * steps) if branched is None else branched
+        return config.rate + (floor - config.rate) * max(0, step - begin + 1) / max(1, steps - begin)
     progress = (step - warmup) / max(1, steps - 1 - warmup)
-    floor = config.lr * config.final
-    return floor + (config.lr - floor) * 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
+    return floor + (config.rate - floor) * 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
@@ -35,10 +43,15 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
     ]
 
 
-def make_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.AdamW:
-    """Fused AdamW."""
+def make_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Optimizer:
+    """Fused AdamW, or Muon."""
+    betas = config.beta1, config.beta2
+    if config.kind == "muon":
+        return Muon(
+            model, config.rate, momentum=config.momentum, betas=betas, eps=config.eps, weight_decay=config.weight_decay
+        )
     groups = parameter_groups(model, config.weight_decay)
-    return torch.optim.AdamW(groups, lr=config.lr, betas=(config.beta1, config.beta2), eps=config.eps, fused=True)
+    return torch.optim.AdamW(groups, lr=config.rate, betas=betas, eps=config.eps, fused=True)
 
 
 def gradient_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
@@ -47,7 +60,7 @@ def gradient_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
     return torch.linalg.vector_norm(torch.stack(norms))
 
 
-def guarded_update(optimizer: torch.optim.AdamW, lr: float, loss: Tensor, clip: float) -> tuple[Tensor, Tensor]:
+def guarded_update(optimizer: torch.optim.Optimizer, lr: float, loss: Tensor, clip: float) -> tuple[Tensor, Tensor]:
     """Clip and update; where loss or gradient are not finite, leave weights and moments as they are.
 
     Returns the gradient norm and whether the update was skipped (1.0 or 0.0), both still on the device. Nothing
