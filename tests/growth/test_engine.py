@@ -24,6 +24,7 @@ from meristem.model.growable import Growable
 from meristem.moves import Moves
 from meristem.plan import Plan
 from meristem.runs.own_loop import restore, save
+from meristem.training.loop import train
 
 from .helpers import tiny_plan, tokens_of
 
@@ -576,6 +577,7 @@ grower_of: Any = Grower
 prepared_of: Any = prepared
 save_of: Any = save
 restore_of: Any = restore
+train_of: Any = train
 
 
 @pytest.mark.parametrize(
@@ -590,6 +592,8 @@ restore_of: Any = restore
         (lambda m: prepared_of(m.plan, Asks("a")), "policies = .*must be in a list"),
         (lambda m: prepared_of("plan", []), "plan = 'str': must be a Plan"),
         (lambda m: save_of("x", torch.nn.Linear(2, 2), None, step=1), "model = 'Linear': must be a Meristem model"),
+        (lambda m: save_of("x", m, None, step="1"), "step = '1': must be an integer"),
+        (lambda m: train_of("config.toml", "x"), r"config = 'config\.toml': must be a Config"),
         (lambda m: restore_of("x", torch.nn.Linear(2, 2), None), "model = 'Linear': must be a Meristem model"),
     ],
 )

@@ -8,6 +8,7 @@ import torch
 
 from meristem.errors import InputError, RunError
 from meristem.growth import Grower
+from meristem.limits import check_integer
 from meristem.model import Transformer
 from meristem.model.inputs import check_model
 from meristem.runs.checkpoint import (
@@ -36,6 +37,8 @@ def save(
         meristem.save("runs/mine", model, optimizer, grower, step=step)
     """
     check_model(model)
+    check_integer("step", step, 0)
+    check_integer("keep", keep, 1)
     growth = None if grower is None else grower.state_dict()
     taken = snapshot(
         step, model=model, optimizer=optimizer, growth=None if grower is None else grower.tensors(),

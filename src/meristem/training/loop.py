@@ -74,6 +74,8 @@ class Outcome:
 
 def train(config: Config, out: str | Path) -> Outcome:
     """Train a new model in the folder `out`."""
+    if not isinstance(config, Config):
+        raise InputError("config", config, "must be a Config, such as load_config reads from a file")
     with processes(config.train.device) as peers:
         config = _with_absolute_paths(config)
         _check_batch(config, peers)
