@@ -52,7 +52,7 @@ def matrices(model: Decoder) -> list[tuple[Tensor, tuple[int, ...]]]:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("shape", [(3, 16, 16), (2, 16, 48), (1, 1, 8)])
+@pytest.mark.parametrize("shape", [(3, 16, 16), (2, 16, 48), (2, 48, 16), (1, 1, 8)])
 @pytest.mark.parametrize("scale", [1e-6, 1.0, 1e4])
 def test_singular_values_come_near_one_and_vectors_stay(shape: tuple[int, ...], scale: float) -> None:
     """Against the polar factor by singular value decomposition, whatever the size of the momentum."""
@@ -206,6 +206,29 @@ def test_two_processes_share_the_work_and_train_as_one(data: Path, tmp_path: Pat
     torchrun("train", tmp_path / "config.toml", "--out", tmp_path / "two")
     found, expected = final_tensors(RunFolder.open(tmp_path / "two")), final_tensors(whole)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.gpu
+def test_kernels_do_what_the_plain_form_does() -> None:
+    """Gradients that are not finite and those that are, at sizes that fill no block."""
+    device = torch.device("cuda")
+    drawn = torch.Generator().manual_seed(0)
+    for bad in (0.0, 1.0):
+        gradient, momentum, weight = (torch.randn(37, 61, generator=drawn) for _ in range(3))
+        if bad:
+            gradient[3, 5] = torch.nan
+        outcomes = []
+        for where in (torch.device("cpu"), device):
+            kept, parameter = momentum.to(where, copy=True), weight.to(where, copy=True)
+            directions = torch.empty_like(kept)
+            flag, scale = torch.tensor(bad, device=where), torch.tensor(2.0, device=where)
+            muon.momentum_(directions, gradient.to(where), kept, flag, scale, 0.95)
+            muon.update_(parameter, directions, (1 - flag) * 0.1, 0.2, 3.0)
+            outcomes.append([tensor.cpu() for tensor in (directions, kept, parameter)])
+        torch.testing.assert_close(outcomes[1], outcomes[0], rtol=1e-5, atol=1e-6)
+        if bad:
+            assert torch.equal(outcomes[1][1], momentum)
+            assert torch.equal(outcomes[1][2], weight)
 
 
 def test_what_it_cannot_train_is_said() -> None:

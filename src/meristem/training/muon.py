@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from meristem.errors import InputError
+from meristem.model.operators import use_triton
 from meristem.model.transformer import Transformer
 from meristem.plan import Plan
 
@@ -33,26 +34,53 @@ UPDATE_SIZE = 0.2  # root mean square of AdamW's updates, which those of a matri
 
 
 class Part(NamedTuple):
-    """A matrix within a parameter: some of its rows, and whether it is turned to have no more rows than columns."""
+    """A matrix within a parameter: some of its rows."""
 
     parameter: int
     begin: int
     end: int
-    turned: bool
 
     def of(self, tensors: Sequence[Tensor]) -> Tensor:
         """This part of one of the tensors that have the shapes of the parameters."""
-        rows = tensors[self.parameter][self.begin : self.end]
-        return rows.T if self.turned else rows
+        return tensors[self.parameter][self.begin : self.end]
 
 
 def orthogonalised(batch: Tensor) -> Tensor:
-    """Matrices (N, m, n) of at most as many rows as columns, with their singular values all brought near 1."""
+    """Matrices (N, m, n) with their singular values all brought near 1."""
     x = batch / (batch.norm(dim=(1, 2), keepdim=True) * SAFETY + 1e-6)
+    wide = x.shape[1] <= x.shape[2]
     for a, b, c in STEPS:
-        gram = x @ x.mT
-        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+        gram = x @ x.mT if wide else x.mT @ x  # on the shorter side
+        polynomial = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
+        x = torch.baddbmm(x, polynomial, x, beta=a) if wide else torch.baddbmm(x, x, polynomial, beta=a)
     return x
+
+
+def momentum_(
+    directions: Tensor, gradients: Tensor, momenta: Tensor, found_inf: Tensor, grad_scale: Tensor, beta: float
+) -> None:
+    """Take gradients into the momentum, and write where it leads, as Nesterov looks ahead, into `directions`.
+
+    Where `found_inf` is 1 the momentum stays as it is, whatever the gradients are.
+    """
+    if use_triton(gradients):
+        from meristem.training.triton_muon import momentum_kernel_
+
+        return momentum_kernel_(directions, gradients, momenta, found_inf, grad_scale, beta)
+    gradients = torch.where(found_inf > 0, 0.0, gradients / grad_scale)
+    momenta.copy_(torch.where(found_inf > 0, momenta, momenta.lerp(gradients, 1 - beta)))
+    directions.copy_(gradients.lerp(momenta, beta))
+    return None
+
+
+def update_(parameters: Tensor, updates: Tensor, rate: Tensor, decay: float, scale: float) -> None:
+    """Let weights decay, and take `scale` times the updates off them, both times the rate."""
+    if use_triton(parameters):
+        from meristem.training.triton_muon import update_kernel_
+
+        return update_kernel_(parameters, updates, rate, decay, scale)
+    parameters.mul_(1 - rate * decay).sub_(updates * (rate * scale))
+    return None
 
 
 class Muon(torch.optim.Optimizer):
@@ -107,25 +135,20 @@ class Muon(torch.optim.Optimizer):
             self._update(parameters, found_inf, grad_scale)
 
     def _update(self, parameters: list[Tensor], found_inf: Tensor | None, grad_scale: Tensor | None) -> None:
-        group = self.param_groups[0]
-        beta = group["momentum"]
+        group, like = self.param_groups[0], parameters[0]
+        skipped = like.new_zeros(()) if found_inf is None else found_inf
+        scale = like.new_ones(()) if grad_scale is None else grad_scale
+        rate = (1 - skipped) * group["lr"]
         gradients: list[Tensor] = [p.grad for p in parameters if p.grad is not None]
-        taken = parameters[0].new_ones(()) if found_inf is None else 1 - found_inf
-        if grad_scale is not None:
-            gradients = list(torch._foreach_mul(gradients, 1 / grad_scale))
-        if found_inf is not None:  # a product with 0 would not do away with what is not finite
-            gradients = [torch.where(found_inf > 0, 0.0, gradient) for gradient in gradients]
         momenta = [self._momentum(p) for p in parameters]
-        change = torch._foreach_sub(gradients, momenta)
-        torch._foreach_mul_(change, taken * (1 - beta))
-        torch._foreach_add_(momenta, change)
-        directions = torch._foreach_lerp(gradients, momenta, beta)  # as Nesterov looks ahead
-        rate = taken * group["lr"]
-        torch._foreach_mul_(parameters, 1 - rate * group["weight_decay"])
+        dtype = torch.bfloat16 if like.is_cuda else like.dtype
         for (rows, columns), parts in self._sorted(parameters).items():
+            batch = like.new_empty(len(parts), rows, columns, dtype=dtype)
+            for directions, part in zip(batch, parts, strict=True):
+                momentum_(directions, part.of(gradients), part.of(momenta), skipped, scale, group["momentum"])
             size = UPDATE_SIZE * max(rows, columns) ** 0.5
-            new = self._orthogonal([part.of(directions) for part in parts]) * (-size * rate)
-            torch._foreach_add_([part.of(parameters) for part in parts], list(new))
+            for updates, part in zip(_shared_work(batch), parts, strict=True):
+                update_(part.of(parameters), updates, rate, group["weight_decay"], size)
 
     def _momentum(self, parameter: Tensor) -> Tensor:
         state = self.state[parameter]
@@ -145,27 +168,24 @@ class Muon(torch.optim.Optimizer):
                     continue
                 begin = 0
                 for height in heights:
-                    shape = height, parameter.shape[1]
-                    turned = shape[0] > shape[1]
-                    part = Part(places[id(parameter)], begin, begin + height, turned)
-                    batches[min(shape), max(shape)].append(part)
+                    batches[height, parameter.shape[1]].append(Part(places[id(parameter)], begin, begin + height))
                     begin += height
             self._batches, self._sorted_for = dict(batches), now
         return self._batches
 
-    def _orthogonal(self, matrices: Sequence[Tensor]) -> Tensor:
-        """Matrices of one shape, orthogonalised, each by one of the processes."""
-        dtype = torch.bfloat16 if matrices[0].is_cuda else matrices[0].dtype
-        world = dist.get_world_size() if dist.is_initialized() else 1
-        if world == 1:
-            return orthogonalised(torch.stack(list(matrices)).to(dtype)).to(matrices[0].dtype)
-        share = -(-len(matrices) // world)
-        padded = [*matrices, *[matrices[-1]] * (share * world - len(matrices))]
-        mine = padded[dist.get_rank() * share : (dist.get_rank() + 1) * share]
-        own = orthogonalised(torch.stack(mine).to(dtype)).contiguous()
-        everyones = own.new_empty(share * world, *own.shape[1:])
-        dist.all_gather_into_tensor(everyones, own)
-        return everyones[: len(matrices)].to(matrices[0].dtype)
+
+def _shared_work(batch: Tensor) -> Tensor:
+    """Matrices of one shape, orthogonalised, each by one of the processes."""
+    world = dist.get_world_size() if dist.is_initialized() else 1
+    if world == 1:
+        return orthogonalised(batch)
+    share = -(-len(batch) // world)
+    mine = batch[dist.get_rank() * share :][:share]
+    own = batch.new_zeros(share, *batch.shape[1:])
+    own[: len(mine)] = orthogonalised(mine) if len(mine) else mine
+    everyones = batch.new_empty(share * world, *batch.shape[1:])
+    dist.all_gather_into_tensor(everyones, own)
+    return everyones[: len(batch)]
 
 
 def _heights(model: Transformer) -> Iterable[tuple[Tensor, tuple[int, ...]]]:
