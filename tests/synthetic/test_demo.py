@@ -18,7 +18,7 @@ from meristem.growth.events import Measurement, event_from_dict
 from meristem.report.head_history import HeadHistory
 from meristem.synthetic import Found
 from meristem.synthetic.demo import Demo, verdict
-from meristem.synthetic.view import BAR, LiveView, Standing, table
+from meristem.synthetic.live_view import BAR, LiveView, Standing, table
 from report.helpers import SVG, assert_labels_are_inside_and_apart, number, parsed, texts
 
 

@@ -21,7 +21,7 @@ from meristem.report.head_history import HeadHistory, change_text
 from meristem.report.heads_figure import heads_svg
 from meristem.synthetic.experiment import Found, grow
 from meristem.synthetic.known_tasks import TASKS, KnownTask
-from meristem.synthetic.view import Standing, make_view
+from meristem.synthetic.live_view import Standing, make_view
 from meristem.wording import counted
 
 EVENTS, PICTURE = "events.jsonl", "growth.svg"

@@ -33,7 +33,7 @@ SAFETY = 1.02  # norms are overestimated by this much, as products in bfloat16 r
 UPDATE_SIZE = 0.2  # root mean square of AdamW's updates, which those of a matrix are given too
 
 
-class Part(NamedTuple):
+class MatrixRows(NamedTuple):
     """A matrix within a parameter: some of its rows."""
 
     parameter: int
@@ -120,7 +120,7 @@ class Muon(torch.optim.Optimizer):
             group |= {key: value for key, value in self.adamw.defaults.items() if key not in group}
         self.adamw.param_groups = self.param_groups[1:]
         self.adamw.state = self.state
-        self._batches: dict[tuple[int, int], list[Part]] = {}
+        self._batches: dict[tuple[int, int], list[MatrixRows]] = {}
         self._sorted_for: tuple[Plan, list[int]] | None = None
 
     @torch.no_grad()
@@ -157,18 +157,18 @@ class Muon(torch.optim.Optimizer):
         momentum: Tensor = state["momentum_buffer"]
         return momentum
 
-    def _sorted(self, parameters: Sequence[Tensor]) -> dict[tuple[int, int], list[Part]]:
+    def _sorted(self, parameters: Sequence[Tensor]) -> dict[tuple[int, int], list[MatrixRows]]:
         """The matrices of the blocks by their shapes; looked up anew when the structure has changed."""
         now = self.model.plan, [id(p) for p in parameters]
         if self._sorted_for != now:
             places = {id(p): index for index, p in enumerate(parameters)}
-            batches: dict[tuple[int, int], list[Part]] = defaultdict(list)
+            batches: dict[tuple[int, int], list[MatrixRows]] = defaultdict(list)
             for parameter, heights in _heights(self.model):
                 if id(parameter) not in places:
                     continue
                 begin = 0
                 for height in heights:
-                    batches[height, parameter.shape[1]].append(Part(places[id(parameter)], begin, begin + height))
+                    batches[height, parameter.shape[1]].append(MatrixRows(places[id(parameter)], begin, begin + height))
                     begin += height
             self._batches, self._sorted_for = dict(batches), now
         return self._batches
