@@ -127,7 +127,7 @@ def _given(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Of some names the one that is most like this one, which may be a slip of the finger."""
+    """The known name that is most like this one, which may be a slip of the finger."""
     return difflib.get_close_matches(name, known, n=1, cutoff=0.0)[0]
 
 

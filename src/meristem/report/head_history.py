@@ -43,7 +43,7 @@ class HeadHistory:
 
     @property
     def layers(self) -> range:
-        """Those of the end."""
+        """The layers that there are at the end."""
         return range(len(self.start) - self.taken_out)
 
     @property

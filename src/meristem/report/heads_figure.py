@@ -253,7 +253,7 @@ def _known_demand(reading: DemandPoint) -> float:
 
 
 def _median(readings: Sequence[DemandPoint]) -> DemandPoint:
-    """Of the layers whose demand is known; it has no noise of its own."""
+    """The middle one of the layers whose demand is known; it has no noise of its own."""
     known = [reading.demand for reading in readings if math.isfinite(reading.demand)]
     middle = median(known) if known else math.nan
     return DemandPoint(readings[0].step, middle, math.nan, median(reading.threshold for reading in readings))
