@@ -29,10 +29,10 @@ from meristem.comparison import paired_difference
 from meristem.config import Config, build_config, flatten, load_config
 from meristem.data import TokenData
 from meristem.gauges import mean_distances
-from meristem.growth.events import GrowthEvent, expected_heads
+from meristem.growth.events import GrowthEvent
 from meristem.growth.policies import POLICIES
 from meristem.model import Decoder
-from meristem.runs.entries import growth_events
+from meristem.runs.entries import growth_events, predicted_heads
 from meristem.runs.run_folder import LoadedRun, load_run
 from meristem.training.held_out import held_out_loss, held_out_windows
 from meristem.training.loop import train
@@ -205,6 +205,7 @@ def run_one(
     growth = [event.to_dict() for event in events if isinstance(event, GrowthEvent)]
     decisions = [event for event in events if "predicted_heads" in event.facts]
     plan = loaded.model.plan
+    predicted = predicted_heads(decisions, len(plan.layers))
     result = {
         "study": study, "arm": arm, "seed": seed, "heads": list(plan.heads),
         "plan": plan.to_dict(), "parameters": plan.parameters,
@@ -215,7 +216,7 @@ def run_one(
         "growth": [
             {key: entry.get(key) for key in KEPT} for entry in growth
         ],
-        "predicted": expected_heads(decisions),
+        "predicted": predicted if any(predicted) else None,
         "demand": [[event.step, event.facts["demand"]] for event in decisions[:: max(1, len(decisions) // 30)]],
         **measured(loaded, entries, options),
     }  # fmt: skip

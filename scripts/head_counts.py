@@ -25,7 +25,8 @@ from typing import Any
 import torch
 
 from meristem.growth import Incrt, Policy, Prune, Published
-from meristem.growth.events import GrowthEvent, expected_heads
+from meristem.growth.events import GrowthEvent
+from meristem.runs.entries import predicted_heads
 from meristem.synthetic import KnownTask, grow
 from meristem.synthetic.experiment import BATCH, RATE
 
@@ -50,11 +51,11 @@ def run_one(name: str, criterion: str, seed: int, batch: int, rate: float) -> di
     pruning: list[Policy] = [Prune(policy.decide_every)] if isinstance(policy, Incrt) else []
     outcome = grow(task, [policy, *pruning], steps=STEPS, seed=seed, batch=batch, rate=rate)
     changes = [event for event in outcome.events if isinstance(event, GrowthEvent)]
-    expected = expected_heads(outcome.events)
+    (expected,) = predicted_heads(outcome.events, layers=1)
     return {
         "task": name, "criterion": criterion, "seed": seed, "batch": batch, "rate": rate, "steps": STEPS,
         "heads": outcome.heads, "answer": task.answer, "loss": outcome.loss,
-        "predicted": expected[0] if expected else None,
+        "predicted": expected,
         "changes": [[event.step, event.action] for event in changes],
         "seconds": time.perf_counter() - begin,
     }  # fmt: skip

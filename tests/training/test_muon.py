@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import math
 from pathlib import Path
 from typing import Any
 
@@ -181,6 +183,39 @@ def test_a_birth_leaves_the_update_of_other_layers_and_the_momentum_of_other_hea
     assert len(optimizer.param_groups[0]["params"]) == 3 * 4
     assert all("momentum_buffer" in optimizer.state[p] for p in optimizer.param_groups[0]["params"])
     assert all("exp_avg" in optimizer.state[p] for group in optimizer.param_groups[1:] for p in group["params"])
+
+
+def test_torchs_own_way_of_saving_goes_on_to_the_bit() -> None:
+    """As frameworks do that know nothing of Meristem."""
+    model = Decoder(PLAN, seed=1)
+    optimizer = Muon(model, lr=0.01)
+    trained(model, optimizer, 3)
+    weights, moments = copy.deepcopy(model.state_dict()), copy.deepcopy(optimizer.state_dict())
+    trained(model, optimizer, 3, start=3)
+    again = Decoder(PLAN, seed=2)
+    resumed = Muon(again, lr=0.5)
+    trained(again, resumed, 1)
+    again.load_state_dict(weights)
+    resumed.load_state_dict(moments)
+    trained(again, resumed, 3, start=3)
+    for name, parameter in model.named_parameters():
+        assert torch.equal(again.get_parameter(name), parameter), name
+
+
+def test_a_closure_makes_the_gradients() -> None:
+    model, same = Decoder(PLAN, seed=1), Decoder(PLAN, seed=1)
+    trained(model, Muon(model, lr=0.01), 1)
+    tokens, optimizer = batch(0), Muon(same, lr=0.01)
+
+    def closure() -> float:
+        loss = same(tokens, targets=tokens.roll(-1, 1)).loss
+        assert loss is not None
+        loss.backward()
+        return loss.item()
+
+    assert optimizer.step(closure) == pytest.approx(math.log(23), abs=0.5)
+    for name, parameter in model.named_parameters():
+        assert torch.equal(same.get_parameter(name), parameter), name
 
 
 GROWING: dict[str, Any] = {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields
-from typing import get_args
 
 from meristem.choices import (
     Attention,
@@ -19,6 +18,7 @@ from meristem.choices import (
 from meristem.errors import InputError
 from meristem.plan import Plan, Shape
 from meristem.schedules import PREFERRED_DIMS
+from meristem.settings import of_type
 
 
 @dataclass(frozen=True)
@@ -112,10 +112,8 @@ class OptimizerConfig:
     clip: float = 1.0  # gradient norm; 0 turns clipping off
 
     def __post_init__(self) -> None:
-        if self.kind not in RATES:
-            raise InputError("optimizer.kind", self.kind, f"must be one of {', '.join(RATES)}")
-        if self.curve not in get_args(RateCurve):
-            raise InputError("optimizer.curve", self.curve, f"must be one of {', '.join(get_args(RateCurve))}")
+        of_type("optimizer.kind", self.kind, OptimizerKind)
+        of_type("optimizer.curve", self.curve, RateCurve)
         for name in ("warmup", "decay", "final", "momentum", "beta1", "beta2"):
             if not 0 <= getattr(self, name) <= 1:
                 raise InputError(f"optimizer.{name}", getattr(self, name), "must be from 0 to 1")

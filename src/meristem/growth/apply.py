@@ -34,15 +34,15 @@ def apply_edit(model: Growable, optimizer: torch.optim.Optimizer | None, edit: E
     old = tensors_of(model)
     new = edit.tensors(before, old, WEIGHT)
     sources = {name: _source(name, moves) for name in new}
-    changed = [name for name, source in sources.items() if source is None or new[name] is not old[source]]
+    changed = {name: source for name, source in sources.items() if source is None or new[name] is not old[source]}
     states: States = {}
     if optimizer is not None and changed:
         kept = _states(old, optimizer)
-        for name, source in ((name, sources[name]) for name in changed):
+        for name, source in changed.items():
             if source in kept and new[name].shape != old[source].shape:
                 _check_follows(optimizer, old[source], kept[source])
-        states = _edited(edit, before, {name: sources[name] for name in changed}, kept)
-    if plan == before and moves.stays and not states.keys() & set(changed):
+        states = _edited(edit, before, changed, kept)
+    if plan == before and moves.stays and not states:
         for name in changed:  # as strengths do at every update while they change: the rest need not be looked at
             _put(cast("nn.Module", model), name, new[name])
     else:
@@ -52,9 +52,10 @@ def apply_edit(model: Growable, optimizer: torch.optim.Optimizer | None, edit: E
 
 def check_can_follow(model: Growable, optimizer: torch.optim.Optimizer | None) -> None:
     """Refuse an optimizer that keeps of the attention's weights what could not follow heads that come and go."""
-    for block in model.stack if optimizer is not None else ():
+    if optimizer is None:
+        return
+    for block in model.stack:
         for weight in (block.attention.qkv.weight, block.attention.out.weight):
-            assert optimizer is not None
             _check_follows(optimizer, weight, optimizer.state.get(weight, {}))
 
 

@@ -7,7 +7,7 @@ read as well.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -122,15 +122,3 @@ def _text(data: Mapping[str, Any], name: str, default: str | None = None) -> str
     if not isinstance(value, str):
         raise InputError(name, value, "must be text")
     return value
-
-
-def expected_heads(events: Iterable[Event]) -> list[dict[str, float]] | None:
-    """How many heads of every layer the first measurement let one expect; None if no event says so.
-
-    Before the thresholds are known there is nothing to count against.
-    """
-    for event in events:
-        predicted, threshold = event.facts.get("predicted_heads"), event.facts.get("threshold")
-        if predicted and threshold and None not in threshold:
-            return list(predicted)
-    return None

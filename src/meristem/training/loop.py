@@ -441,9 +441,9 @@ def _opened(config: Config, peers: Processes) -> TokenData | LabelledData:
 def _known_state(grower: Grower) -> dict[str, Any]:
     """The form of a grower's state, but of policies that are somebody's own: their own `load` judges those."""
     state = grower.state_dict()
-    own = {name: entry for name, entry in state["policies"].items() if name not in POLICIES}
-    forms = {name: entry for name, entry in state["policies"].items() if name in POLICIES}
-    return {**state, "policies": forms | {name: {**entry, "state": None} for name, entry in own.items()}}
+    for name in state["policies"].keys() - POLICIES.keys():
+        state["policies"][name]["state"] = None
+    return state
 
 
 def _last_measured(folder: RunFolder) -> dict[str, float | None]:

@@ -114,25 +114,30 @@ class Muon(torch.optim.Optimizer):
             {"params": [p for p in others if p.dim() != 2], "weight_decay": 0.0},
         ]
         super().__init__(groups, {"lr": lr})
-        # One list of groups and one state: AdamW has its part of both.
         self.adamw = torch.optim.AdamW([{"params": []}], lr=lr, betas=betas, eps=eps, fused=True)
         for group in self.param_groups[1:]:
             group |= {key: value for key, value in self.adamw.defaults.items() if key not in group}
-        self.adamw.param_groups = self.param_groups[1:]
-        self.adamw.state = self.state
         self._batches: dict[tuple[int, int], list[MatrixRows]] = {}
         self._sorted_for: tuple[Plan, list[int]] | None = None
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """One update; nothing changes where `found_inf` (a tensor) is 1, and gradients are divided by `grad_scale`."""
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """One update; nothing changes where `found_inf` (a tensor) is 1, and gradients are divided by `grad_scale`.
+
+        A `closure` that makes the gradients anew is called first, and the loss that it returns is handed on.
+        """
+        with torch.enable_grad():
+            loss = None if closure is None else closure()
         found_inf, grad_scale = getattr(self, "found_inf", None), getattr(self, "grad_scale", None)
+        # One list of groups and one state, of which AdamW has its part; `load_state_dict` makes both anew.
+        self.adamw.param_groups, self.adamw.state = self.param_groups[1:], self.state
         if any(len(group["params"]) for group in self.adamw.param_groups):
             self.adamw.found_inf, self.adamw.grad_scale = found_inf, grad_scale  # type: ignore[attr-defined]
             self.adamw.step()
         parameters: list[Tensor] = [p for p in self.param_groups[0]["params"] if p.grad is not None]
         if parameters:
             self._update(parameters, found_inf, grad_scale)
+        return loss
 
     def _update(self, parameters: list[Tensor], found_inf: Tensor | None, grad_scale: Tensor | None) -> None:
         group, like = self.param_groups[0], parameters[0]
