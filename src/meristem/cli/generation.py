@@ -32,9 +32,9 @@ def generate_command(
 ) -> None:
     """Continue a prompt with a trained model; a single prompt is streamed."""
     from meristem.data import StreamDecoder
+    from meristem.decoding import Sampling, generate, stream
+    from meristem.decoding.generate import room
     from meristem.devices import autocast
-    from meristem.model import Sampling, generate, stream
-    from meristem.model.generate import room
     from meristem.runs.run_folder import load_run
 
     sampling = Sampling(temperature, top_k, top_p, seed)

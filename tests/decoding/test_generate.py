@@ -14,11 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+from meristem.decoding import Sampling, generate, stream
+from meristem.decoding.sampling import next_probabilities
 from meristem.errors import InputError
-from meristem.model import Decoder, Sampling, generate, stream
-from meristem.model.generate import next_probabilities
-
-from .helpers import ARMS, SCHEDULES, lively, needs_gpu, plans, small_plan
+from meristem.model import Decoder
+from model.helpers import ARMS, SCHEDULES, lively, needs_gpu, plans, small_plan
 
 GREEDY = Sampling(temperature=0)
 PROMPTS = [[5, 17, 3, 60], [44], [9, 9, 2, 31, 7, 8, 50], [1, 2]]
