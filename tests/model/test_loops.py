@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.functional import cross_entropy, silu
 
-from decoding.test_generate import PROMPTS, repeated_argmax
+from decoding.helpers import PROMPTS, repeated_argmax
 from meristem.decoding import Sampling, generate
 from meristem.errors import InputError
 from meristem.gauges import layer_distances

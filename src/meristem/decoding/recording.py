@@ -37,7 +37,7 @@ class RecordedDecoding(Decoding):
         super().__init__(ready, batch, capacity, sampling, vocabulary)
         self.recording: torch.cuda.CUDAGraph | None = None
         self.warm = False
-        self.arrived = torch.zeros(self.drawn.shape, dtype=torch.long, pin_memory=True)
+        self.arrived = torch.zeros(self.drawn.shape, dtype=torch.long).pin_memory()
         self.events = [torch.cuda.Event() for _ in range(AHEAD + 1)]
         self.done = torch.cuda.Event()
 
