@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from meristem.bench.decode import PLAIN, STATIC, compare_decoding, decoding_text
 from meristem.errors import InputError, RunError
 from meristem.plan import Plan
 
-SHAPE = {"layers": 2, "width": 32, "heads": 4, "vocabulary": 50, "context": 24}
+SHAPE: dict[str, Any] = {"layers": 2, "width": 32, "heads": 4, "vocabulary": 50, "context": 24}
 PRISM = Plan.from_heads([2, 4], width=32, vocabulary=50, context=24)
 CPU = torch.device("cpu")
 

@@ -27,35 +27,35 @@ def _inputs(x, branch, gain, total, k, inside, NORM: tl.constexpr):  # type: ign
 
 @triton.jit
 def _matvec(  # type: ignore[no-untyped-def]
-    x, branch, gain, weight, total, result, outputs, eps,
-    WIDTH: tl.constexpr, NORM: tl.constexpr, GLU: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    x, branch, gain, weight, total, result, outputs, width, eps,
+    NORM: tl.constexpr, GLU: tl.constexpr, PIECES: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(1).to(tl.int64)
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     there = n < outputs
-    x += row * WIDTH
-    branch += row * WIDTH
-    total += row * WIDTH
-    rows = weight + n.to(tl.int64)[:, None] * WIDTH
+    x += row * width
+    branch += row * width
+    total += row * width
+    rows = weight + n.to(tl.int64)[:, None] * width
     square = tl.zeros((BLOCK_K,), tl.float32)
     parts = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
     ups = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
-    for piece in tl.static_range((WIDTH + BLOCK_K - 1) // BLOCK_K):  # unrolled, so that all loads are under way at once
+    for piece in tl.static_range(PIECES):  # unrolled, so that all loads are under way at once
         k = piece * BLOCK_K + tl.arange(0, BLOCK_K)
-        inside = k < WIDTH
+        inside = k < width
         tile = there[:, None] & inside[None, :]
         w = tl.load(rows + k[None, :], mask=tile, other=0.0).to(tl.float32)
         value, scaled = _inputs(x, branch, gain, total, k, inside, NORM)
         parts += w * scaled[None, :]
         if GLU:
-            up = tl.load(rows + outputs * WIDTH + k[None, :], mask=tile, other=0.0).to(tl.float32)
+            up = tl.load(rows + outputs * width + k[None, :], mask=tile, other=0.0).to(tl.float32)
             ups += up * scaled[None, :]
         if NORM:
             square += value * value
             tl.store(total + k, value.to(total.dtype.element_ty), mask=inside & (tl.program_id(0) == 0))
     y = tl.sum(parts, 1)
     if NORM:
-        factor = tl.rsqrt(tl.sum(square, 0) / WIDTH + eps)
+        factor = tl.rsqrt(tl.sum(square, 0) / width + eps)
         y = y * factor
         if GLU:
             y = y * tl.sigmoid(y) * (tl.sum(ups, 1) * factor)
@@ -74,8 +74,9 @@ def _launch_matvec(
     block_n = max(1, (4 if outputs <= 8192 else 16) * 256 // block_k)
     _matvec[(triton.cdiv(outputs, block_n), rows)](
         x, x if branch is None else branch.contiguous(), weight if gain is None else gain, weight, total, result,
-        outputs, eps,
-        WIDTH=width, NORM=norm, GLU=weight.shape[0] != outputs, BLOCK_N=block_n, BLOCK_K=block_k, num_warps=4,
+        outputs, width, eps,
+        NORM=norm, GLU=weight.shape[0] != outputs, PIECES=triton.cdiv(width, block_k), BLOCK_N=block_n, BLOCK_K=block_k,
+        num_warps=4,
     )  # fmt: skip
     return total, result
 
@@ -134,30 +135,30 @@ def _turned(heads, rope, d, swapped, inside, DIM: tl.constexpr):  # type: ignore
 
 @triton.jit
 def _attend(  # type: ignore[no-untyped-def]
-    packed, cache, rope, position, padding, result, parts, peaks, sums, capacity, scale,
-    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, PADDED: tl.constexpr, PART: tl.constexpr,
-    BLOCK: tl.constexpr, SHARES: tl.constexpr,
+    packed, cache, rope, position, padding, result, parts, peaks, sums, heads, kv_heads, capacity, scale,
+    DIM: tl.constexpr, PADDED: tl.constexpr, PART: tl.constexpr, BLOCK: tl.constexpr, SHARES: tl.constexpr,
 ):  # fmt: skip
     program, share = tl.program_id(0), tl.program_id(1)
-    row, head = (program // HEADS).to(tl.int64), program % HEADS
-    shared = head // (HEADS // KV_HEADS)  # its key/value head
+    row, head = (program // heads).to(tl.int64), program % heads
+    group = heads // kv_heads
+    shared = head // group  # its key/value head
     d = tl.arange(0, PART)
     inside = d < DIM
     swapped = tl.where(d < DIM // 2, d + DIM // 2, d - DIM // 2)
-    packed += row * ((HEADS + 2 * KV_HEADS) * DIM)
+    packed += row * ((heads + 2 * kv_heads) * DIM)
     rope += row * (2 * DIM)
-    keys = cache + (row * (2 * KV_HEADS) + shared) * capacity * DIM
-    values = keys + KV_HEADS * capacity * DIM
+    keys = cache + (row * (2 * kv_heads) + shared) * capacity * DIM
+    values = keys + kv_heads * capacity * DIM
     at = tl.load(position).to(tl.int32)
     first = at * 0
     if PADDED:
         first = tl.load(padding + row).to(tl.int32)
 
     query = _turned(packed + head * DIM, rope, d, swapped, inside, DIM).to(tl.float32) * scale
-    new_key = _turned(packed + (HEADS + shared) * DIM, rope, d, swapped, inside, DIM)
-    new_value = tl.load(packed + (HEADS + KV_HEADS + shared) * DIM + d, mask=inside, other=0.0)
+    new_key = _turned(packed + (heads + shared) * DIM, rope, d, swapped, inside, DIM)
+    new_value = tl.load(packed + (heads + kv_heads + shared) * DIM + d, mask=inside, other=0.0)
     # The new token is read from here by all; one program of those that share its head writes it for later ones.
-    writes = inside & (share == 0) & (head % (HEADS // KV_HEADS) == 0)
+    writes = inside & (share == 0) & (head % group == 0)
     tl.store(keys + at * DIM + d, new_key, mask=writes)
     tl.store(values + at * DIM + d, new_value, mask=writes)
 
@@ -227,10 +228,10 @@ def attend_kernel_(
         peaks, sums = torch.empty(2, programs * shares, dtype=torch.float32, device=packed.device)
     part = triton.next_power_of_2(dim)
     _attend[(programs, shares)](
-        packed, cache, rope, position, position if padding is None else padding, result, parts, peaks, sums, capacity,
-        dim**-0.5,
-        HEADS=heads, KV_HEADS=twice // 2, DIM=dim, PADDED=padding is not None, PART=part,
-        BLOCK=min(256, max(1, 8192 // part)), SHARES=shares, num_warps=8,
+        packed, cache, rope, position, position if padding is None else padding, result, parts, peaks, sums,
+        heads, twice // 2, capacity, dim**-0.5,
+        DIM=dim, PADDED=padding is not None, PART=part, BLOCK=min(256, max(1, 8192 // part)), SHARES=shares,
+        num_warps=8,
     )  # fmt: skip
     if shares > 1:
         _together[(programs,)](parts, peaks, sums, result, DIM=dim, PART=part, SHARES=shares, num_warps=4)
