@@ -119,10 +119,28 @@ def test_training_goes_on_within_an_autocast_that_has_generated() -> None:
     assert all(parameter.grad is not None and parameter.grad.any() for parameter in model.parameters())
 
 
-def test_nobody_outside_is_in_inference_mode() -> None:
-    for _ in stream(lively(small_plan()), [[1, 2]], max_tokens=3):
-        assert not torch.is_inference_mode_enabled()
-        assert torch.is_grad_enabled()
+def test_nothing_outside_is_changed_between_two_tokens() -> None:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        for _ in stream(lively(small_plan()), [[1, 2]], max_tokens=3):
+            assert not torch.is_inference_mode_enabled()
+            assert torch.is_grad_enabled()
+            assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_small_products_run_on_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And large ones on all; which of them are large depends on the number of texts too."""
+    asked: list[int] = []
+    monkeypatch.setattr(torch, "set_num_threads", asked.append)
+    model = lively(small_plan())
+    generate(model, [[1, 2]], max_tokens=2)
+    assert asked == [1, torch.get_num_threads()]
+    asked.clear()
+    generate(model, [[1, 2]] * 300, max_tokens=2)
+    assert asked == []
 
 
 def test_the_whole_context_can_be_used() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 
 import torch
 from torch import Tensor
@@ -14,6 +14,10 @@ from meristem.decoding.sampling import Sampling, chances, draw
 from meristem.decoding.unrolled import ReadyWeights
 from meristem.model.cache import KVCache
 from meristem.model.decoder import Decoder
+
+# Multiply-adds of a product up to which a second CPU thread costs more than it helps; far more on a busy machine,
+# where each product would wait until that thread has its turn.
+SMALL = 1 << 20
 
 
 class Decoding:
@@ -40,6 +44,9 @@ class Decoding:
         self.padding = self._zeros(batch)
         self.nothing = torch.zeros(batch, ready.plan.width, device=self.device, dtype=self.dtype)
         self.ragged = False
+        matrices = [batch * tensor.numel() for tensor in self.weights.tensors if tensor.dim() == 2]
+        work = max(*matrices, *(slot.numel() for slot in self.slots))
+        self.small = self.device.type == "cpu" and work <= SMALL
 
     def _zeros(self, *shape: int, dtype: torch.dtype = torch.long) -> Tensor:
         return torch.zeros(shape, device=self.device, dtype=dtype)
@@ -61,7 +68,7 @@ class Decoding:
 
     def step(self) -> None:
         """Read the tokens drawn last, and draw the next ones."""
-        with _autocast(self.device, None):
+        with _autocast(self.device, None), _one_thread(self.small):
             self._draw(self._logits())
 
     def _logits(self) -> Tensor:
@@ -104,3 +111,16 @@ def _autocast(device: torch.device, dtype: torch.dtype | None) -> AbstractContex
     Nothing is cached: a copy made here has no gradient, and must not be found by a training step outside.
     """
     return torch.autocast(device.type, dtype, enabled=dtype is not None, cache_enabled=False)
+
+
+@contextmanager
+def _one_thread(wanted: bool) -> Iterator[None]:
+    """Use a single CPU thread, if that is wanted."""
+    before = torch.get_num_threads()
+    if wanted:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        if wanted:
+            torch.set_num_threads(before)
