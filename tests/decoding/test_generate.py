@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meristem.decoding import Sampling, generate, stream
-from meristem.errors import InputError
+from meristem.errors import InputError, RunError
 from meristem.growth.apply import apply_edit
 from meristem.growth.edits import RemoveHead
 from meristem.model import Decoder
@@ -189,6 +189,14 @@ def test_padding_ids_are_never_drawn() -> None:
     assert max(map(max, free)) >= 10
     assert max(map(max, bounded)) < 10
     assert len({token for row in bounded for token in row}) > 5
+
+
+def test_no_token_is_drawn_from_what_is_no_number() -> None:
+    model = lively(small_plan())
+    with torch.no_grad():
+        model.norm.weight.fill_(torch.nan)
+    with pytest.raises(RunError, match="logits are not numbers"):
+        generate(model, PROMPTS, max_tokens=5)
 
 
 def test_seeds() -> None:

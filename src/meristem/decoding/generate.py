@@ -10,7 +10,7 @@ import torch
 
 from meristem.decoding.recording import decoding_of
 from meristem.decoding.sampling import Sampling
-from meristem.errors import InputError
+from meristem.errors import InputError, RunError
 from meristem.limits import check_integer
 from meristem.model.decoder import Decoder
 from meristem.model.operators import product_dtype
@@ -65,6 +65,10 @@ def _steps(
     with decoding_of(model, dtype, len(prompts), capacity, replace(sampling, seed=0), vocabulary) as decoding:
         decoding.prefill(model, prompts, sampling.seed, max_tokens)
         for chosen in decoding.draws(max_tokens):
+            if max(chosen) >= (vocabulary or model.plan.vocabulary):
+                raise RunError(
+                    "the model's logits are not numbers, so no token can be drawn: its weights diverged"
+                )
             ended = [e or t == end_of_text for e, t in zip(ended, chosen, strict=True)]
             if all(ended):
                 return

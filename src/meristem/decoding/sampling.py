@@ -69,7 +69,10 @@ def chances(seed: int, tokens: int, batch: int) -> Tensor:
 
 
 def draw(logits: Tensor, sampling: Sampling, chance: Tensor) -> Tensor:
-    """The next token of each row of logits (B, V), by its chance (B,) from 0 up to 1; (B,)."""
+    """The next token of each row of logits (B, V), by its chance (B,) from 0 up to 1; (B,).
+
+    A row whose logits are not numbers gives V, a token that does not exist.
+    """
     # In float64 a chance of 24 bits times the sum stays below the sum, so a token is always found; and one without
     # probability is never the first whose sum lies above the chance.
     reached = next_probabilities(logits, sampling).double().cumsum(-1)

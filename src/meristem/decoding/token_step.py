@@ -91,18 +91,20 @@ class Decoding:
     def _draw(self, logits: Tensor) -> None:
         logits = logits[:, : self.vocabulary]
         if self.sampling.greedy:
-            self.tokens.copy_(logits.argmax(-1))
+            chosen = fed = logits.argmax(-1)
         else:
-            self.tokens.copy_(draw(logits, self.sampling, self.chances.index_select(0, self.steps)[0]))
-        self.drawn.index_copy_(0, self.steps, self.tokens[None])
+            chosen = draw(logits, self.sampling, self.chances.index_select(0, self.steps)[0])
+            fed = chosen.clamp(max=logits.shape[1] - 1)  # the host refuses what does not exist; here it may not be read
+        self.tokens.copy_(fed)
+        self.drawn.index_copy_(0, self.steps, chosen[None])
         self.counters += 1
 
     def draws(self, count: int) -> Iterator[list[int]]:
         """The tokens of the prefill, then those of `count` - 1 steps, as they come to the host."""
-        yield self.tokens.tolist()
-        for _ in range(count - 1):
-            self.step()
-            yield self.tokens.tolist()
+        for number in range(count):
+            if number:
+                self.step()
+            yield self.drawn[number].tolist()
 
 
 def _autocast(device: torch.device, dtype: torch.dtype | None) -> AbstractContextManager[None]:
