@@ -66,9 +66,7 @@ def _steps(
         decoding.prefill(model, prompts, sampling.seed, max_tokens)
         for chosen in decoding.draws(max_tokens):
             if max(chosen) >= (vocabulary or model.plan.vocabulary):
-                raise RunError(
-                    "the model's logits are not numbers, so no token can be drawn: its weights diverged"
-                )
+                raise RunError("the model's logits are not numbers, so no token can be drawn: its weights diverged")
             ended = [e or t == end_of_text for e, t in zip(ended, chosen, strict=True)]
             if all(ended):
                 return
