@@ -21,11 +21,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.functional import cross_entropy, silu
 
+from decoding.helpers import PROMPTS, repeated_argmax
+from meristem.decoding import Sampling, generate
 from meristem.errors import InputError
 from meristem.gauges import layer_distances
 from meristem.growth.apply import apply_edit
 from meristem.growth.edits import Edit, LoopHeads, RepeatBlock
-from meristem.model import Decoder, KVCache, Sampling, generate
+from meristem.model import Decoder, KVCache
 from meristem.model.attention import View
 from meristem.model.block import Block, Pass
 from meristem.model.decoder import visibility
@@ -48,7 +50,6 @@ from .helpers import (
     with_exact_positions,
 )
 from .test_cache import assert_decodes_in_any_chunks, decode
-from .test_generate import PROMPTS, repeated_argmax
 from .test_structure import assert_counted_as_planned, count_flops, parameters, saved_by_loops, shapes
 
 # Prism's small plan has 2, 4, 6, 12, 12, 12 heads. In groups of 2, (2, 3) and (5, 4) share a key/value head.
