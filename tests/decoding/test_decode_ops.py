@@ -23,17 +23,17 @@ def draw(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed + sum(shape)))
 
 
-def normed(x: Tensor, gain: Tensor) -> Tensor:
-    return x * gain / torch.sqrt((x * x).sum(-1, keepdim=True) / x.shape[-1] + NORM_EPS)
+def normed(x: Tensor) -> Tensor:
+    return x / torch.sqrt((x * x).sum(-1, keepdim=True) / x.shape[-1] + NORM_EPS)
 
 
 def test_products_after_a_norm() -> None:
-    x, branch, gain, weight = draw(3, 20), draw(3, 20, seed=1), draw(20), draw(14, 20)
-    total, found = norm_linear(x, branch, gain, weight)
+    x, branch, weight = draw(3, 20), draw(3, 20, seed=1), draw(14, 20)
+    total, found = norm_linear(x, branch, weight)
     assert torch.equal(total, x + branch)
-    torch.testing.assert_close(found, normed(x + branch, gain) @ weight.T)
-    total, found = norm_swiglu(x, branch, gain, weight)
-    gate, up = (normed(x + branch, gain) @ weight.T).split(7, dim=1)
+    torch.testing.assert_close(found, normed(x + branch) @ weight.T)
+    total, found = norm_swiglu(x, branch, weight)
+    gate, up = (normed(x + branch) @ weight.T).split(7, dim=1)
     assert torch.equal(total, x + branch)
     torch.testing.assert_close(found, silu(gate) * up)
     torch.testing.assert_close(product(x, weight), x @ weight.T)
@@ -42,7 +42,7 @@ def test_products_after_a_norm() -> None:
 def test_the_stream_keeps_its_precision() -> None:
     """A float32 stream with a branch in half precision: the sum is not rounded, the product is in half precision."""
     x, branch = draw(2, 8).float(), draw(2, 8, seed=1).bfloat16()
-    total, found = norm_linear(x, branch, torch.ones(8), draw(4, 8).bfloat16())
+    total, found = norm_linear(x, branch, draw(4, 8).bfloat16())
     assert torch.equal(total, x + branch.float())
     assert (total.dtype, found.dtype) == (torch.float32, torch.bfloat16)
 
@@ -101,9 +101,9 @@ def test_triton_products_are_the_plain_ones(
     monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, limit: float, batch: int, outputs: int, width: int
 ) -> None:
     x, branch = draw(batch, width).float(), draw(batch, width, seed=1).to(dtype)
-    gain, weight = draw(width).float(), (draw(outputs, width) / math.sqrt(width)).to(dtype)
+    weight = (draw(outputs, width) / math.sqrt(width)).to(dtype)
     for operation in (norm_linear, norm_swiglu):
-        (plain, _), (found, _) = both(monkeypatch, operation, x, branch, gain, weight)
+        (plain, _), (found, _) = both(monkeypatch, operation, x, branch, weight)
         assert relative_error(found[0], plain[0]) <= 1e-6
         assert relative_error(found[1], plain[1]) <= limit
         assert found[1].dtype == plain[1].dtype == dtype

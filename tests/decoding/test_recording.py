@@ -112,7 +112,8 @@ def test_copies_in_half_precision_follow_the_model(gpu: Pretended) -> None:
             model.blocks[0].attention.qkv.weight.mul_(2)  # type: ignore[union-attr,operator]
         generate(model, PROMPTS, max_tokens=20, sampling=GREEDY)
         assert recording._recordings[model].idle == {next(iter(recording._recordings[model].idle)): kept}
-    weight: Tensor = model.blocks[0].attention.qkv.weight  # type: ignore[union-attr,assignment]
+    block = model.stack[0]
+    weight = block.attention.qkv.weight * block.attention_norm.weight
     assert kept.weights.passes[0].qkv.dtype == torch.bfloat16
     assert torch.equal(kept.weights.passes[0].qkv, weight.bfloat16())
 

@@ -31,7 +31,11 @@ def test_every_pass_has_its_slot(kind: str) -> None:
 def test_weights_are_shared_where_the_dtype_is_the_same() -> None:
     model = model_of("prism")
     owned = {parameter.data_ptr() for parameter in model.parameters()}
-    assert {tensor.data_ptr() for tensor in ReadyWeights(model, torch.float32).weights.tensors} > owned
+    alike = ReadyWeights(model, torch.float32).weights
+    assert alike.embedding.data_ptr() in owned
+    for each in alike.passes:
+        assert each.out.data_ptr() in owned
+        assert each.qkv.data_ptr() not in owned  # it has the gain of the norm
     copies = ReadyWeights(model, torch.bfloat16).weights
     assert copies.embedding.data_ptr() in owned  # looked up in full precision
     assert {tensor.dtype for each in copies.passes for tensor in (each.qkv, each.out)} == {torch.bfloat16}

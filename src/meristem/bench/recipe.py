@@ -187,7 +187,10 @@ def trained(
     arm: str, rate: float, build: Build, data: TokenData, plan: Plan, device: torch.device, *, steps: int,
     batch_size: int, looks: int, windows: int, seed: int, say: Callable[[str], None],
 ) -> Training:  # fmt: skip
-    """Train an arm, and look at held-out data `looks` times. Looks, and the first update, which compiles, do not count."""
+    """Train an arm, and look at held-out data `looks` times.
+
+    The seconds are those of updates, but for the first, which compiles.
+    """
     torch.manual_seed(seed)
     contender = build(rate, steps)
     stream = data.split("train")

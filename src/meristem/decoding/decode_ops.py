@@ -16,33 +16,33 @@ from meristem.model.operators import accum_dtype, use_triton
 FEW_ROWS = 4  # up to so many texts at once a product is a matter of reading its weight, which one kernel does best
 
 
-def norm_linear(x: Tensor, branch: Tensor, gain: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """The residual sum x + branch (B, d), and its RMS norm times `gain` through `weight` (n, d): (B, n)."""
+def norm_linear(x: Tensor, branch: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """The residual sum x + branch (B, d), and its RMS norm through `weight` (n, d): (B, n)."""
     if not use_triton(x):
-        total, normed = _add_norm(x, branch, gain, weight.dtype)
+        total, normed = _add_norm(x, branch, weight.dtype)
         return total, linear(normed, weight)
     from meristem.model.triton_kernels import add_norm_kernel
 
     if x.shape[0] <= FEW_ROWS:
         from meristem.decoding.triton_decode import norm_matvec
 
-        return norm_matvec(x, branch, gain, weight, NORM_EPS)
-    total, normed, _ = add_norm_kernel(x, branch, None, gain, NORM_EPS, weight.dtype)
+        return norm_matvec(x, branch, weight, NORM_EPS)
+    total, normed, _ = add_norm_kernel(x, branch, None, NORM_EPS, weight.dtype)
     return total, linear(normed, weight)
 
 
-def norm_swiglu(x: Tensor, branch: Tensor, gain: Tensor, gate_up: Tensor) -> tuple[Tensor, Tensor]:
+def norm_swiglu(x: Tensor, branch: Tensor, gate_up: Tensor) -> tuple[Tensor, Tensor]:
     """The residual sum x + branch (B, d), and silu(gate) * up, (B, f), of its norm through `gate_up` (2 f, d)."""
     if not use_triton(x):
-        total, normed = _add_norm(x, branch, gain, gate_up.dtype)
+        total, normed = _add_norm(x, branch, gate_up.dtype)
         gate, up = linear(normed, gate_up).chunk(2, dim=-1)
         return total, silu(gate) * up
     from meristem.decoding.triton_decode import norm_swiglu_matvec, swiglu_kernel
     from meristem.model.triton_kernels import add_norm_kernel
 
     if x.shape[0] <= FEW_ROWS:
-        return norm_swiglu_matvec(x, branch, gain, gate_up, NORM_EPS)
-    total, normed, _ = add_norm_kernel(x, branch, None, gain, NORM_EPS, gate_up.dtype)
+        return norm_swiglu_matvec(x, branch, gate_up, NORM_EPS)
+    total, normed, _ = add_norm_kernel(x, branch, None, NORM_EPS, gate_up.dtype)
     return total, swiglu_kernel(linear(normed, gate_up))
 
 
@@ -55,10 +55,9 @@ def product(x: Tensor, weight: Tensor) -> Tensor:
     return matvec(x, weight)
 
 
-def _add_norm(x: Tensor, branch: Tensor, gain: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def _add_norm(x: Tensor, branch: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     total = x + branch
-    kind = accum_dtype(total.dtype)
-    return total, rms_norm(total.to(kind), total.shape[-1:], gain.to(kind), NORM_EPS).to(dtype)
+    return total, rms_norm(total.to(accum_dtype(total.dtype)), total.shape[-1:], None, NORM_EPS).to(dtype)
 
 
 def attend_(

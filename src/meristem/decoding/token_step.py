@@ -63,8 +63,8 @@ class Decoding:
             self.chances[:max_tokens].copy_(chances(seed, max_tokens, len(prompts)))
         self.cache.length = 0
         with _autocast(self.device, self.dtype if self.dtype != self.weights.embedding.dtype else None):
-            hidden = model.hidden(rows, self.cache, self.padding if self.ragged else None)[:, -1]
-        self._draw(linear(hidden, self.weights.unembedding))
+            normed = model.normed(rows, self.cache, self.padding if self.ragged else None)[:, -1]
+        self._draw(linear(normed, self.weights.unembedding))
 
     def step(self) -> None:
         """Read the tokens drawn last, and draw the next ones."""
@@ -79,14 +79,14 @@ class Decoding:
         rope = {dim: table.index_select(0, places) for dim, table in weights.rope.items()}
         x, branch = embedding(self.tokens, weights.embedding), self.nothing
         for each, slot in zip(weights.passes, self.slots, strict=True):
-            x, packed = norm_linear(x, branch, each.gain, each.qkv)
+            x, packed = norm_linear(x, branch, each.qkv)
             read = attend_(packed, slot, rope[each.head_dim], self.position, padding, each.heads)
             branch = product(read, each.out)
             if each.feed_forward is not None:
-                gain, gate_up, down = each.feed_forward
-                x, hidden = norm_swiglu(x, branch, gain, gate_up)
+                gate_up, down = each.feed_forward
+                x, hidden = norm_swiglu(x, branch, gate_up)
                 branch = product(hidden, down)
-        return norm_linear(x, branch, weights.gain, weights.unembedding)[1]
+        return norm_linear(x, branch, weights.unembedding)[1]
 
     def _draw(self, logits: Tensor) -> None:
         logits = logits[:, : self.vocabulary]

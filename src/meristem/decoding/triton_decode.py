@@ -14,20 +14,18 @@ from torch import Tensor
 
 
 @triton.jit
-def _inputs(x, branch, gain, total, k, inside, NORM: tl.constexpr):  # type: ignore[no-untyped-def]
-    # A piece of a row, and with a norm: the sum of stream and branch, and the same times the gain.
+def _inputs(x, branch, total, k, inside, NORM: tl.constexpr):  # type: ignore[no-untyped-def]
+    # A piece of a row, with a norm that of the sum of stream and branch.
     value = tl.load(x + k, mask=inside, other=0.0).to(tl.float32)
-    scaled = value
     if NORM:
         value += tl.load(branch + k, mask=inside, other=0.0).to(tl.float32)
         value = value.to(total.dtype.element_ty).to(tl.float32)
-        scaled = value * tl.load(gain + k, mask=inside, other=0.0).to(tl.float32)
-    return value, scaled
+    return value
 
 
 @triton.jit
 def _matvec(  # type: ignore[no-untyped-def]
-    x, branch, gain, weight, total, result, outputs, width, eps,
+    x, branch, weight, total, result, outputs, width, eps,
     NORM: tl.constexpr, GLU: tl.constexpr, PIECES: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(1).to(tl.int64)
@@ -45,11 +43,11 @@ def _matvec(  # type: ignore[no-untyped-def]
         inside = k < width
         tile = there[:, None] & inside[None, :]
         w = tl.load(rows + k[None, :], mask=tile, other=0.0).to(tl.float32)
-        value, scaled = _inputs(x, branch, gain, total, k, inside, NORM)
-        parts += w * scaled[None, :]
+        value = _inputs(x, branch, total, k, inside, NORM)
+        parts += w * value[None, :]
         if GLU:
             up = tl.load(rows + outputs * width + k[None, :], mask=tile, other=0.0).to(tl.float32)
-            ups += up * scaled[None, :]
+            ups += up * value[None, :]
         if NORM:
             square += value * value
             tl.store(total + k, value.to(total.dtype.element_ty), mask=inside & (tl.program_id(0) == 0))
@@ -62,9 +60,7 @@ def _matvec(  # type: ignore[no-untyped-def]
     tl.store(result + row * outputs + n, y.to(result.dtype.element_ty), mask=there)
 
 
-def _launch_matvec(
-    x: Tensor, branch: Tensor | None, gain: Tensor | None, weight: Tensor, outputs: int, eps: float
-) -> tuple[Tensor, Tensor]:
+def _launch_matvec(x: Tensor, branch: Tensor | None, weight: Tensor, outputs: int, eps: float) -> tuple[Tensor, Tensor]:
     x, rows = x.contiguous(), x.shape[0]
     width = x.shape[1]
     norm = branch is not None
@@ -73,7 +69,7 @@ def _launch_matvec(
     block_k = max(256, triton.next_power_of_2(triton.cdiv(width, 8)))  # at most 8 pieces
     block_n = max(1, (4 if outputs <= 8192 else 16) * 256 // block_k)
     _matvec[(triton.cdiv(outputs, block_n), rows)](
-        x, x if branch is None else branch.contiguous(), weight if gain is None else gain, weight, total, result,
+        x, x if branch is None else branch.contiguous(), weight, total, result,
         outputs, width, eps,
         NORM=norm, GLU=weight.shape[0] != outputs, PIECES=triton.cdiv(width, block_k), BLOCK_N=block_n, BLOCK_K=block_k,
         num_warps=4,
@@ -81,16 +77,16 @@ def _launch_matvec(
     return total, result
 
 
-def norm_matvec(x: Tensor, branch: Tensor, gain: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    return _launch_matvec(x, branch, gain, weight, weight.shape[0], eps)
+def norm_matvec(x: Tensor, branch: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    return _launch_matvec(x, branch, weight, weight.shape[0], eps)
 
 
-def norm_swiglu_matvec(x: Tensor, branch: Tensor, gain: Tensor, gate_up: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    return _launch_matvec(x, branch, gain, gate_up, gate_up.shape[0] // 2, eps)
+def norm_swiglu_matvec(x: Tensor, branch: Tensor, gate_up: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    return _launch_matvec(x, branch, gate_up, gate_up.shape[0] // 2, eps)
 
 
 def matvec(x: Tensor, weight: Tensor) -> Tensor:
-    return _launch_matvec(x, None, None, weight, weight.shape[0], 0.0)[1]
+    return _launch_matvec(x, None, weight, weight.shape[0], 0.0)[1]
 
 
 # --- SwiGLU ----------------------------------------------------------------------------------------------------------

@@ -15,9 +15,8 @@ from meristem.plan import LayerPlan, Plan
 
 
 class FeedForwardWeights(NamedTuple):
-    """A feed-forward: the gain (d,) of the norm before it, `gate_up` (2 f, d) and `down` (d, f)."""
+    """A feed-forward: `gate_up` (2 f, d), which has the gain of the norm before it, and `down` (d, f)."""
 
-    gain: Tensor
     gate_up: Tensor
     down: Tensor
 
@@ -25,11 +24,10 @@ class FeedForwardWeights(NamedTuple):
 class PassWeights(NamedTuple):
     """One attention pass, and the feed-forward if one follows it.
 
-    `gain` (d,) is that of the norm before it. The rows of `qkv` (.., d) are queries, keys and values, head by head;
-    `out` is (d, heads e). Every pass has a slot of the cache to itself.
+    The rows of `qkv` (.., d) are queries, keys and values, head by head, with the gain of the norm before them; `out`
+    is (d, heads e). Every pass has a slot of the cache to itself.
     """
 
-    gain: Tensor
     qkv: Tensor
     out: Tensor
     heads: int
@@ -38,7 +36,7 @@ class PassWeights(NamedTuple):
 
     @property
     def tensors(self) -> Iterator[Tensor]:
-        yield from (self.gain, self.qkv, self.out)
+        yield from (self.qkv, self.out)
         yield from self.feed_forward or ()
 
 
@@ -47,18 +45,18 @@ class Weights(NamedTuple):
 
     embedding: Tensor
     passes: tuple[PassWeights, ...]
-    gain: Tensor
-    unembedding: Tensor
+    unembedding: Tensor  # with the gain of the last norm
     rope: dict[int, Tensor]  # cosines and signed sines of each head dim, (T, 2, dim)
 
     @property
     def tensors(self) -> list[Tensor]:
         """Each tensor once, always in the same order."""
         passes = (tensor for each in self.passes for tensor in each.tensors)
-        found = (self.embedding, *passes, self.gain, self.unembedding, *self.rope.values())
+        found = (self.embedding, *passes, self.unembedding, *self.rope.values())
         return list({id(tensor): tensor for tensor in found}.values())
 
 
+@torch.no_grad()
 def unrolled(model: Decoder, ready: Callable[[Tensor], Tensor] = Tensor.detach) -> Weights:
     """The weights of a model as they are now; those of its products are made `ready`."""
     embedding, gates = model.embedding.weight.detach(), model.gates
@@ -68,26 +66,25 @@ def unrolled(model: Decoder, ready: Callable[[Tensor], Tensor] = Tensor.detach) 
         passes += _passes(block, layer, strengths, ready)
     kind = accum_dtype(embedding.dtype)
     rope = {dim: torch.cat(model.rope(dim), dim=1).to(kind) for dim in sorted(set(model.plan.head_dims))}
-    unembedding = ready(model.embedding.weight)
-    return Weights(embedding, tuple(passes), model.norm.weight.detach(), unembedding, rope)
+    unembedding = ready(model.embedding.weight * model.norm.weight)
+    return Weights(embedding, tuple(passes), unembedding, rope)
 
 
 def _passes(
     block: Block, layer: LayerPlan, gates: Tensor | None, ready: Callable[[Tensor], Tensor]
 ) -> list[PassWeights]:
     attention, feed_forward = block.attention, block.feed_forward
-    last = FeedForwardWeights(
-        block.feed_forward_norm.weight.detach(), ready(feed_forward.gate_up.weight), ready(feed_forward.down.weight)
-    )
-    gain = block.attention_norm.weight.detach()
-    qkv, out = ready(attention.qkv.weight), ready(attention.out.weight)
-    whole = PassWeights(gain, qkv, out, layer.heads, layer.head_dim, last)
+    gate_up = feed_forward.gate_up.weight * block.feed_forward_norm.weight
+    last = FeedForwardWeights(ready(gate_up), ready(feed_forward.down.weight))
+    gain = block.attention_norm.weight
+    qkv, out = ready(attention.qkv.weight * gain), ready(attention.out.weight)
+    whole = PassWeights(qkv, out, layer.heads, layer.head_dim, last)
     if not attention.passes:
         return [whole] * (1 + layer.repeats)
     looped = attention.looped_heads()
-    qkv = ready(looped.qkv)
+    qkv = ready(looped.qkv * gain)
     loops = [
-        PassWeights(gain, qkv, ready(looped.gated_out(strength)), looped.heads, layer.head_dim, None)
+        PassWeights(qkv, ready(looped.gated_out(strength)), looped.heads, layer.head_dim, None)
         for strength in ([None] * attention.passes if gates is None else gates[: attention.passes])
     ]
     return [whole._replace(feed_forward=None), *loops[:-1], loops[-1]._replace(feed_forward=last)]

@@ -68,7 +68,17 @@ class Decoder(Transformer):
         padding: Tensor | None = None,
         watch: Watch | None = None,
     ) -> Tensor:
-        """Normed last hidden states (B, T, d) of tokens (B, T), which follow what the cache holds.
+        """Last hidden states (B, T, d), normed and with the norm's gain, of tokens (B, T); see `normed`."""
+        return self.norm.gained(self.normed(tokens, cache, padding, watch))
+
+    def normed(
+        self,
+        tokens: Tensor,
+        cache: KVCache | None = None,
+        padding: Tensor | None = None,
+        watch: Watch | None = None,
+    ) -> Tensor:
+        """The norm (B, T, d), without its gain, of what comes of tokens (B, T), which follow what the cache holds.
 
         `padding` (B,) counts the padding tokens on the left of each row, so that prompts of different lengths can
         share a batch. `watch` is shown every attention pass.
@@ -83,7 +93,7 @@ class Decoder(Transformer):
         masked = padding is not None or (start > 0 and length > 1)
         mask = visibility(start, stop, padding, tokens.device) if masked else None
         view = View(causal=length > 1, mask=mask, start=start)
-        return self.norm.gained(self.norm(*self.stream(tokens, view, positions, cache, watch=watch))[1])
+        return self.norm(*self.stream(tokens, view, positions, cache, watch=watch))[1]
 
     def unembed(self, hidden: Tensor) -> Tensor:
         """The logits (..., V) over the vocabulary of normed hidden states (..., d)."""
