@@ -80,7 +80,9 @@ def run_text(run: str | Path) -> str:
         newest |= {name: entry[name] for name in ("step", *MEASURED) if name in entry}
     numbers = [f"{MEASURED[name]} {newest[name]:.4f}" for name in MEASURED if newest.get(name) is not None]
     steps = f"step {newest.get('step', 0):,} of {growth.config.train.steps:,}"
-    begin = ", ".join([f"{folder.path.resolve().name}: {steps}", *numbers])
+    train = growth.config.train
+    branch = [] if train.branch_from is None else [f"branched off {train.branch_run} at step {train.branch_step:,}"]
+    begin = ", ".join([f"{folder.path.resolve().name}: {steps}", *branch, *numbers])
     return "\n".join([begin, *growth.lines(), *(f"warning: {text}" for text in folder.damages())])
 
 

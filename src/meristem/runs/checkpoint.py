@@ -62,6 +62,12 @@ class Checkpoint:
         """The structure at that step."""
         return Plan.from_dict(self.state.get("plan"))
 
+    def with_state(self, state: Mapping[str, Any], logs: Sequence[Path]) -> Snapshot:
+        """The same tensors with another state, ready to be written as a checkpoint of another run."""
+        tensors = {MODEL: self.model, OPTIMIZER: self.optimizer, RNG: self.rng, GROWTH: self.growth}
+        held = {file: tensors[file] for file in tensors if file != GROWTH or self.growth}
+        return Snapshot(self.step, held, state, logs)
+
 
 # --- saving ----------------------------------------------------------------------------------------------------------
 

@@ -72,8 +72,11 @@ class RunFolder:
 
     @classmethod
     @contextmanager
-    def created(cls, path: Path, config: Config, plan: Plan, data: TokenData | LabelledData) -> Iterator[RunFolder]:
-        """Begin a run in a new or empty folder, and hold it.
+    def created(
+        cls, path: Path, config: Config, plan: Plan, data: TokenData | LabelledData,
+        fill: Callable[[RunFolder], None] = lambda folder: None,
+    ) -> Iterator[RunFolder]:  # fmt: skip
+        """Begin a run in a new or empty folder, and hold it; `fill` puts into it what it begins with besides.
 
         The folder is filled and locked under another name, and gets its own when it is whole: there are no half-begun
         runs, and of two processes that begin one at the same time, one finds the other at work.
@@ -93,6 +96,7 @@ class RunFolder:
                 (aside / "plan.json").write_text(plan.to_json(), encoding="utf-8")
                 (aside / "config.toml").write_text(config.to_toml(), encoding="utf-8")
                 Origin.of(aside, config, plan, data.index.digest).save(aside)
+                fill(cls(aside))
                 flush_folder(aside)
                 try:
                     aside.rename(path)
@@ -160,11 +164,15 @@ class RunFolder:
         checkpoints = list_checkpoints(self.checkpoints)
         return step_of(checkpoints[-1]) if checkpoints else 0
 
+    @property
+    def data_digest(self) -> Any:
+        """The digest of the data that the run began with."""
+        origin = self.origin
+        return read_json(self.path / OLDER_FILE).get("digest") if origin is None else origin.data
+
     def check_data(self, data: TokenData | LabelledData) -> None:
         """Refuse to go on with other data than the run began with."""
-        origin = self.origin
-        began = read_json(self.path / OLDER_FILE).get("digest") if origin is None else origin.data
-        if data.index.digest != began:
+        if data.index.digest != self.data_digest:
             raise InputError("data.path", str(data.folder), "is not the data this run began with (its tokens differ)")
 
     def read(self, log: Path) -> Iterator[dict[str, Any]]:

@@ -138,7 +138,7 @@ class Recorder:
             "step": reading.step,
             "loss": finite(reading.loss),
             "gradient_norm": finite(reading.gradient_norm),
-            "lr": learning_rate(reading.step - 1, steps, self.config.optimizer),
+            "lr": learning_rate(reading.step - 1, steps, self.config.optimizer, self.config.train.branch_step),
             "tokens": reading.step * tokens,
             "flops": self.flops(reading.step),
             "tokens_per_second": None if pace is None else tokens / pace,
