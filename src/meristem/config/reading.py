@@ -41,8 +41,8 @@ RESUMABLE = (
 )  # fmt: skip
 # What else may be another one in a run that branches off: its decay, and what is measured on the way.
 BRANCHED = (
-    "train.steps", "train.branch_from", "optimizer.decay", "optimizer.final", "growth.steps", "eval.every",
-    "eval.windows", "eval.rows",
+    "train.steps", "train.branch_from", "train.average", "optimizer.decay", "optimizer.final", "growth.steps",
+    "eval.every", "eval.windows", "eval.rows",
 )  # fmt: skip
 
 

@@ -91,8 +91,12 @@ class TrainConfig:
     on_divergence: OnDivergence = "stop"  # or rewind: go back to the last good checkpoint and pass over these batches
     max_rewinds: int = 3  # times that is done before the run stops
     branch_from: str | None = None  # RUN@STEP: begin there, at a checkpoint of another run, and let the rate fall
+    average: float = 0.0  # memory of an average of the weights, such as 0.999; 0 keeps none
 
     def __post_init__(self) -> None:
+        if not 0 <= self.average < 1:
+            expected = "must be below 1, and 0 or above: 0.999 is an average over about the last 1000 updates"
+            raise InputError("train.average", self.average, expected)
         if self.branch_from is not None and re.fullmatch(r".+@\d{1,18}", self.branch_from, re.DOTALL) is None:
             expected = "must be RUN@STEP, the folder of a run and a step of which it has a checkpoint"
             raise InputError("train.branch_from", self.branch_from, expected)

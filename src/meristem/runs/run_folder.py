@@ -258,9 +258,13 @@ def settle(model: Transformer) -> None:
 
 
 def load_run(
-    path: str | Path, *, step: int | None = None, device: str = "auto", report: Callable[[str], None] = logger.warning
-) -> LoadedRun:
-    """Open a run with the weights of its newest checkpoint, or of the one at `step`."""
+    path: str | Path, *, step: int | None = None, average: bool = False, device: str = "auto",
+    report: Callable[[str], None] = logger.warning,
+) -> LoadedRun:  # fmt: skip
+    """Open a run with the weights of its newest checkpoint, or of the one at `step`, or with their `average`.
+
+    model = load_run("runs/first", average=True).model
+    """
     folder = RunFolder.open(Path(path))
     checkpoint: Checkpoint | None
     if step is None:
@@ -272,6 +276,12 @@ def load_run(
         if step not in names:
             raise InputError("step", step, f"has no checkpoint; there are [{listed(list(map(str, names)), 20)}]")
         checkpoint = load_checkpoint(names[step])
+    if average:
+        try:
+            checkpoint = checkpoint.averaged()
+        except InputError as error:
+            expected = f"{error.expected}; {folder.path} was trained with train.average = {folder.config.train.average}"
+            raise InputError("average", True, expected) from None
     place = choose_device(device)
     model = build_model(checkpoint.plan)
     try:

@@ -107,5 +107,7 @@ class Trunk:
         events.append({"step": self.step, "event": "branch", "run": str(self.folder.path)})
         logs = {log.name: Log(log).position.to_dict() for log in run.logs}
         own = {**state, **binding(run, config), "logs": logs, "good": True}  # there is nothing before it to go back to
+        if not config.train.average:  # it would stay as it is, an average of the trunk alone
+            checkpoint = checkpoint.without_average()
         write_checkpoint(run.checkpoints, checkpoint.with_state(own, run.logs))
         events.append({"step": self.step, "event": "checkpoint", "path": checkpoint_name(self.step)})

@@ -45,6 +45,7 @@ from meristem.runs.log import Log
 from meristem.runs.origin import Origin
 from meristem.runs.run_folder import RunFolder
 from meristem.runs.saver import Saver
+from meristem.training.averaging import averaged, update_average
 from meristem.training.branching import Trunk
 from meristem.training.display import make_display
 from meristem.training.distributed import Processes, processes
@@ -269,6 +270,8 @@ class Trainer:
         loss, asked = mean_over_ranks(shared).unbind()  # all processes decide from the same numbers
         lr = learning_rate(step, self.config.train.steps, self.config.optimizer, self.config.train.branch_step)
         norm, skipped = guarded_update(self.optimizer, lr, loss, self.config.optimizer.clip)
+        if self.config.train.average:
+            update_average(self.optimizer, self.config.train.average, skipped)
         self.progress.step = step + 1
         reading = self.readings.push(step + 1, torch.stack((loss, norm, skipped, asked)))
         if reading is not None:  # not when readings are flushed: on a CPU no time passes between the last two
@@ -330,12 +333,21 @@ class Trainer:
             return False
         stopping = self.settle(self.readings.flush(), record) or stopping
         if evaluates and self.peers.first:
-            self.progress.measured = self.task.measure(self.model, self.peers.device)
+            self.progress.measured = self.measure()
             record.measured(step, self.progress.measured)
         if saves or stopping:
             self.save(record, good=evaluates and from_first_rank(math.isfinite(self.progress.held_out or 0.0)))
         self.clock.pause()
         return stopping
+
+    def measure(self) -> dict[str, float]:
+        """Numbers about held-out data, by the weights and, under names of their own, by their average."""
+        found = self.task.measure(self.model, self.peers.device)
+        if self.config.train.average:
+            with averaged(self.optimizer):
+                of_average = self.task.measure(self.model, self.peers.device)
+            found |= {f"{name}_average": value for name, value in of_average.items()}
+        return found
 
     def save(self, record: Recorder, *, good: bool) -> None:
         """Begin to write a checkpoint, which is good already if the loss from these weights was seen to be finite.
@@ -460,7 +472,8 @@ def _check_memory(config: Config, plan: Plan, peers: Processes) -> None:
     plan = replace(plan, layers=plan.target or plan.layers, target=())
     micro = _micro_batch(config, peers)
     try:
-        plan.check_memory(micro * plan.context, config.train.batch_size, memory_of(peers.device))
+        average = config.train.average > 0
+        plan.check_memory(micro * plan.context, config.train.batch_size, memory_of(peers.device), average=average)
     except InputError as error:
         names = {"batch_size": "train.batch_size", "batch_tokens": "train.micro_batch", "parameters": "[model]"}
         value = micro if error.field == "batch_tokens" else error.value
