@@ -51,7 +51,7 @@ UNUSUAL: dict[str, Any] = {
     "train.steps": 31, "train.batch_size": 6, "train.micro_batch": 3, "train.seed": 8, "train.device": "cuda:3",
     "train.compile": False, "train.attention": "math", "train.max_skipped": 4, "train.on_divergence": "rewind",
     "train.max_rewinds": 2, "train.branch_from": 'a "trunk"@at@12', "growth.steps": 50,
-    "train.average": 0.99,
+    "train.average": 0.99, "train.recompute": True,
     "optimizer.kind": "muon", "optimizer.lr": 1e-5, "optimizer.curve": "wsd",
     "optimizer.decay": 0.3, "optimizer.momentum": 0.9,
     "optimizer.warmup": 0.1, "optimizer.final": 0.0, "optimizer.beta1": 0.8, "optimizer.beta2": 0.99,

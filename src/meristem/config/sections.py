@@ -91,6 +91,7 @@ class TrainConfig:
     on_divergence: OnDivergence = "stop"  # or rewind: go back to the last good checkpoint and pass over these batches
     max_rewinds: int = 3  # times that is done before the run stops
     branch_from: str | None = None  # RUN@STEP: begin there, at a checkpoint of another run, and let the rate fall
+    recompute: bool = False  # blocks in the backward pass, for a third more work and far less memory
     average: float = 0.0  # memory of an average of the weights, such as 0.999; 0 keeps none
 
     def __post_init__(self) -> None:

@@ -77,6 +77,7 @@ class TrainingOptions(TypedDict, total=False):
     """What of the way a plan is trained its memory depends on."""
 
     average: bool  # whether an average of the weights is kept
+    recompute: bool  # whether blocks keep only their inputs, and are run again in the backward pass
 
 
 @dataclass(frozen=True)
@@ -135,7 +136,7 @@ def outer_cost(plan: Plan) -> Cost:
     return Cost(v * d + d + trained + (d + 1) * c, activation_bytes_per_token=activations, answer=2 * d * c)
 
 
-def memory(plan: Plan, batch_tokens: int, *, average: bool = False) -> Memory:
+def memory(plan: Plan, batch_tokens: int, *, average: bool = False, recompute: bool = False) -> Memory:
     """Estimated memory of a training step on `batch_tokens` tokens at once."""
     check_integer("batch_tokens", batch_tokens, 1, MOST_BATCH_TOKENS)
     cost = plan.cost
@@ -147,9 +148,16 @@ def memory(plan: Plan, batch_tokens: int, *, average: bool = False) -> Memory:
         weights=(4 + 2) * cost.parameters,  # float32 and the bf16 copy the products read
         gradients=4 * cost.parameters,
         optimizer=(12 if average else 8) * cost.parameters,
-        activations=batch_tokens * cost.activation_bytes_per_token,
+        activations=batch_tokens * (_recomputed(plan) if recompute else cost.activation_bytes_per_token),
         loss=logits + weight_gradients,
     )
+
+
+def _recomputed(plan: Plan) -> int:
+    """Bytes per token of activations where blocks are run again: their inputs, and all of one block at a time."""
+    inputs = (4 + 2) * plan.width * sum(1 + layer.repeats for layer in plan.layers)
+    passes = [layer_cost(plan, layer).activation_bytes_per_token // (1 + layer.repeats) for layer in plan.layers]
+    return inputs + max(passes) + outer_cost(plan).activation_bytes_per_token
 
 
 def check_memory(

@@ -181,7 +181,9 @@ class Trainer:
         self.overdue = False  # whether a save waits for an update that is finite
         if checkpoint is not None:
             self.restore(checkpoint, self.task.step_flops(checkpoint.plan).causal)
-        self.gradients = Gradients(peers.wrap(self.model), compile=self.compiled, device=device)
+        self.gradients = Gradients(
+            peers.wrap(self.model), compile=self.compiled, device=device, recompute=config.train.recompute
+        )
         self.readings, self.clock = PendingReadings(), Clock()
         self.saver = Saver(folder.checkpoints, config.checkpoint.keep)
         self.tokens = self.targets = torch.empty(0)  # of the last update, (micro-batches, b, ...)
@@ -472,12 +474,15 @@ def _check_memory(config: Config, plan: Plan, peers: Processes) -> None:
     plan = replace(plan, layers=plan.target or plan.layers, target=())
     micro = _micro_batch(config, peers)
     try:
-        average = config.train.average > 0
-        plan.check_memory(micro * plan.context, config.train.batch_size, memory_of(peers.device), average=average)
+        plan.check_memory(
+            micro * plan.context, config.train.batch_size, memory_of(peers.device),
+            average=config.train.average > 0, recompute=config.train.recompute,
+        )  # fmt: skip
     except InputError as error:
         names = {"batch_size": "train.batch_size", "batch_tokens": "train.micro_batch", "parameters": "[model]"}
         value = micro if error.field == "batch_tokens" else error.value
-        raise InputError(names[error.field], value, f"{error.expected}; take a smaller model or batch") from None
+        less = " or train.recompute" if error.field == "batch_tokens" and not config.train.recompute else ""
+        raise InputError(names[error.field], value, f"{error.expected}; take a smaller model or batch{less}") from None
 
 
 def _opened(config: Config, peers: Processes) -> TokenData | LabelledData:
