@@ -334,21 +334,26 @@ class Trainer:
         if not (evaluates or saves or stopping):
             return False
         stopping = self.settle(self.readings.flush(), record) or stopping
-        if evaluates and self.peers.first:
-            self.progress.measured = self.measure()
-            record.measured(step, self.progress.measured)
+        if evaluates:
+            found = self.measure()
+            if self.peers.first:
+                self.progress.measured = found
+                record.measured(step, found)
         if saves or stopping:
             self.save(record, good=evaluates and from_first_rank(math.isfinite(self.progress.held_out or 0.0)))
         self.clock.pause()
         return stopping
 
     def measure(self) -> dict[str, float]:
-        """Numbers about held-out data, by the weights and, under names of their own, by their average."""
-        found = self.task.measure(self.model, self.peers.device)
+        """Numbers about held-out data, by the weights and, under names of their own, by their average.
+
+        The first process finds them; on the others there are none.
+        """
+        found = self.task.measure(self.model, self.peers.device) if self.peers.first else {}
         if self.config.train.average:
             with averaged(self.optimizer):
-                of_average = self.task.measure(self.model, self.peers.device)
-            found |= {f"{name}_average": value for name, value in of_average.items()}
+                again = self.task.measure(self.model, self.peers.device) if self.peers.first else {}
+            found |= {f"{name}_average": value for name, value in again.items()}
         return found
 
     def save(self, record: Recorder, *, good: bool) -> None:
