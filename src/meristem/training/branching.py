@@ -7,6 +7,7 @@ only read, may be running meanwhile, and is not needed again.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -27,6 +28,7 @@ from meristem.runs.divergence import write_rewinds
 from meristem.runs.log import Log, log_until, positions
 from meristem.runs.origin import first_difference
 from meristem.runs.run_folder import RunFolder
+from meristem.training.distributed import Processes
 from meristem.training.going_on import binding
 from meristem.training.optimizer import constant_part
 from meristem.wording import listed
@@ -111,3 +113,17 @@ class Trunk:
             checkpoint = checkpoint.without_average()
         write_checkpoint(run.checkpoints, checkpoint.with_state(own, run.logs))
         events.append({"step": self.step, "event": "checkpoint", "path": checkpoint_name(self.step)})
+
+
+def begin_anew(
+    run: RunFolder, config: Config, data: TokenData | LabelledData, peers: Processes, say: Callable[[str], None]
+) -> None:
+    """Put aside what a run has done; one that branched off is given again what its trunk had there."""
+    trunk = Trunk.of(config)
+    if trunk is not None:
+        trunk.followed(config, data)
+    if peers.first:
+        checkpoint = None if trunk is None else trunk.load()  # before anything is touched
+        say(f"beginning from the start; what was there is kept in {run.set_aside()}")
+        if trunk is not None and checkpoint is not None:
+            trunk.fill(run, config, checkpoint)

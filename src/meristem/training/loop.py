@@ -46,7 +46,7 @@ from meristem.runs.origin import Origin
 from meristem.runs.run_folder import RunFolder
 from meristem.runs.saver import Saver
 from meristem.training.averaging import averaged, update_average
-from meristem.training.branching import Trunk
+from meristem.training.branching import Trunk, begin_anew
 from meristem.training.display import make_display
 from meristem.training.distributed import Processes, processes
 from meristem.training.going_on import binding, check_bound, go_back, load_agreed, restore_logs
@@ -114,7 +114,7 @@ def resume(out: str | Path, config: Config | None = None, *, from_start: bool = 
         _check_memory(config, folder.plan, peers)
         check_trackers(config.log.trackers)
         if from_start:
-            _begin_anew(folder, config, data, peers, say)
+            begin_anew(folder, config, data, peers, say)
         peers.wait()
         checkpoint = load_agreed(folder, peers, say)
         check_bound(folder, config, checkpoint, say)
@@ -413,20 +413,6 @@ def _begun(
     else:
         peers.wait()
         yield RunFolder.open(new_folder("out", out))
-
-
-def _begin_anew(
-    folder: RunFolder, config: Config, data: TokenData | LabelledData, peers: Processes, say: Callable[[str], None]
-) -> None:
-    """Put aside what a run has done; one that branched off is given again what its trunk had there."""
-    trunk = Trunk.of(config)
-    if trunk is not None:
-        trunk.followed(config, data)
-    if peers.first:
-        checkpoint = None if trunk is None else trunk.load()  # before anything is touched
-        say(f"beginning from the start; what was there is kept in {folder.set_aside()}")
-        if trunk is not None and checkpoint is not None:
-            trunk.fill(folder, config, checkpoint)
 
 
 def _held(folder: RunFolder, peers: Processes) -> AbstractContextManager[None]:
