@@ -7,6 +7,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from meristem.config import Config, load_config
+    from meristem.decoding import Sampling, generate, release, stream
     from meristem.errors import InputError, RunError
     from meristem.evaluation.evaluate import evaluate_run
     from meristem.evaluation.evaluate_classifier import evaluate_classifier
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
         StaticLoops,
         prepared,
     )
-    from meristem.model import Classifier, Decoder, Sampling, generate, stream
+    from meristem.model import Classifier, Decoder
     from meristem.plan import LayerPlan, Plan
     from meristem.runs.own_loop import restore, save
     from meristem.runs.run_folder import load_run
@@ -67,22 +68,23 @@ _HOMES = {
     "RemoveHead": "meristem.growth",
     "RepeatBlock": "meristem.growth",
     "RunError": "meristem.errors",
-    "Sampling": "meristem.model",
+    "Sampling": "meristem.decoding",
     "Sgt": "meristem.growth",
     "Stack": "meristem.growth",
     "StaticLoops": "meristem.growth",
     "evaluate_classifier": "meristem.evaluation.evaluate_classifier",
     "evaluate_run": "meristem.evaluation.evaluate",
-    "generate": "meristem.model",
+    "generate": "meristem.decoding",
     "load_config": "meristem.config",
     "load_run": "meristem.runs.run_folder",
     "Muon": "meristem.training.muon",
     "parameter_groups": "meristem.training.optimizer",
     "prepared": "meristem.growth",
+    "release": "meristem.decoding",
     "restore": "meristem.runs.own_loop",
     "resume": "meristem.training.loop",
     "save": "meristem.runs.own_loop",
-    "stream": "meristem.model",
+    "stream": "meristem.decoding",
     "train": "meristem.training.loop",
 }
 
@@ -124,6 +126,7 @@ __all__ = [
     "load_run",
     "parameter_groups",
     "prepared",
+    "release",
     "restore",
     "resume",
     "save",

@@ -28,6 +28,14 @@ PEAK_FLOPS = {
     "L4": 121e12, "RTX 5090": 210e12, "RTX 4090": 165e12, "RTX 4080": 97e12, "RTX 3090": 71e12,
 }  # fmt: skip
 
+# Bytes/s of the device's memory, from the same sheets and by the same rule.
+MEMORY_BANDWIDTH = {
+    "H200": 4.8e12, "H100 PCIe": 2.0e12, "H100": 3.35e12, "H800": 3.35e12, "GH200": 4.0e12, "B200": 8.0e12,
+    "A100-SXM4-80GB": 2.039e12, "A100 80GB": 1.935e12, "A100": 1.555e12, "A800": 2.039e12, "A10G": 600e9, "A10": 600e9,
+    "A40": 696e9, "L40S": 864e9, "L40": 864e9, "L4": 300e9, "RTX 5090": 1792e9, "RTX 4090": 1008e9, "RTX 4080": 717e9,
+    "RTX 3090": 936e9,
+}  # fmt: skip
+
 
 def choose_device(name: str) -> torch.device:
     """The device for "auto", "cpu", "cuda" or "cuda:1"."""
@@ -72,6 +80,15 @@ def describe_device(device: torch.device) -> str:
 
 def peak_flops(device: torch.device) -> float | None:
     """Dense bf16 FLOP/s of a known GPU, None for others."""
+    return _known(PEAK_FLOPS, device)
+
+
+def memory_bandwidth(device: torch.device) -> float | None:
+    """Bytes/s that a known GPU reads from its memory, None for others."""
+    return _known(MEMORY_BANDWIDTH, device)
+
+
+def _known(table: dict[str, float], device: torch.device) -> float | None:
     name = describe_device(device)
-    known = [key for key in PEAK_FLOPS if device.type == "cuda" and key in name]
-    return PEAK_FLOPS[max(known, key=len)] if known else None
+    known = [key for key in table if device.type == "cuda" and key in name]
+    return table[max(known, key=len)] if known else None

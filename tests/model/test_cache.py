@@ -112,8 +112,10 @@ def test_what_the_cache_holds() -> None:
         model.hidden(tokens, cache)
         attention = model.blocks[0].attention
         embedded = model.embedding(tokens)
-        x = model.blocks[0].attention_norm(embedded, torch.zeros_like(embedded))[1]  # type: ignore[operator]
-        _, keys, values = attention.project(x, model.rotary.pair(plan.head_dims[0], slice(0, 4)))  # type: ignore[union-attr,operator]
+        norm = model.stack[0].attention_norm
+        x = norm(embedded, torch.zeros_like(embedded))[1]
+        rope = model.rotary.pair(plan.head_dims[0], slice(0, 4))
+        _, keys, values = attention.project(x, rope, norm.weight)  # type: ignore[union-attr,operator]
     assert cache.length == 4
     torch.testing.assert_close(cache.layers[0][0].keys[:, :, :4], keys.transpose(1, 2))
     torch.testing.assert_close(cache.layers[0][0].values[:, :, :4], values.transpose(1, 2))

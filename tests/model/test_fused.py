@@ -126,15 +126,8 @@ def test_operators_are_registered_correctly(name: str) -> None:
         "swiglu_backward": (x.flatten(0, 2), x.flatten(0, 2)[:, :2].contiguous()),
         "rotate_heads_": (x, *rotary_table(4, 3), 4),
         "rotate_heads_backward": (x[:, :, :2], x[:, :, 2:4], x[:, :, 4:], *rotary_table(4, 3)),
-        "add_norm": (logits, logits.bfloat16(), logits.bfloat16(), logits[0].clone(), 1e-5, torch.bfloat16),
-        "add_norm_backward": (
-            logits,
-            scale.float().expand(5).clone(),
-            logits[0].clone(),
-            logits,
-            logits,
-            torch.bfloat16,
-        ),
+        "add_norm": (logits, logits.bfloat16(), logits.bfloat16(), 1e-5, torch.bfloat16),
+        "add_norm_backward": (logits, scale.float().expand(5).clone(), logits, logits, torch.bfloat16),
     }
     row = torch.rand(6, generator=torch.Generator().manual_seed(1))
     grads = (x[:, :, :2], x[:, :, 2:4], x[:, :, 4:])
@@ -151,10 +144,10 @@ def test_operators_are_registered_correctly(name: str) -> None:
 
 
 def add_norm_reference(inputs: list[Tensor], grads: tuple[Tensor, ...]) -> tuple[list[Tensor], list[Tensor]]:
-    """Sum of all but the last and its norm, in float64 by PyTorch's own operators, and the gradients of all inputs."""
+    """The sum and its norm, in float64 by PyTorch's own operators, and the gradients of all inputs."""
     leaves = [t.detach().cpu().double().requires_grad_() for t in inputs]
-    total = torch.stack(leaves[:-1]).sum(0)
-    outputs = [total, rms_norm(total, total.shape[-1:], leaves[-1], 1e-5)]
+    total = torch.stack(leaves).sum(0)
+    outputs = [total, rms_norm(total, total.shape[-1:], None, 1e-5)]
     gradients = torch.autograd.grad(outputs, leaves, [g.detach().cpu().double() for g in grads])
     return [t.detach() for t in outputs], list(gradients)
 
@@ -163,22 +156,19 @@ def check_add_norm(
     width: int, dtype: torch.dtype, branch_dtype: torch.dtype, device: str, limit: float, branches: int = 1
 ) -> None:
     generator = torch.Generator().manual_seed(0)
-    shapes = [*[(2, 9, width)] * (1 + branches), (width,)]
-    dtypes = [dtype, *[branch_dtype] * branches, dtype]
-    inputs = [
-        torch.randn(shape, generator=generator).to(device, kind).requires_grad_()
-        for shape, kind in zip(shapes, dtypes, strict=True)
-    ]
+    dtypes = [dtype, *[branch_dtype] * branches]
+    inputs = [torch.randn(2, 9, width, generator=generator).to(device, kind).requires_grad_() for kind in dtypes]
     mixed = branch_dtype != dtype
     with torch.autocast(device, torch.bfloat16, enabled=mixed):
-        found = add_norm(inputs[0], inputs[1], inputs[-1], 1e-5, *inputs[2:-1])
+        found = add_norm(inputs[0], inputs[1], 1e-5, *inputs[2:])
     assert found[0].dtype == dtype  # a float32 stream is not rounded
     assert found[1].dtype == branch_dtype
     grads = tuple(torch.randn(t.shape, generator=generator).to(device, t.dtype) for t in found)
     outputs, gradients = add_norm_reference(inputs, grads)
     for mine, theirs in zip((*found, *torch.autograd.grad(found, inputs, grads)), outputs + gradients, strict=True):
-        bound = max(limit, 5e-3) if mine.dtype == torch.bfloat16 else limit
-        assert relative_error(mine.detach().cpu(), theirs) <= bound
+        # Backward reads the norm as it was rounded; the sum is not rounded.
+        exact = not mixed or mine is found[0]
+        assert relative_error(mine.detach().cpu(), theirs) <= (limit if exact else max(limit, 1e-2))
 
 
 @pytest.mark.parametrize("width", [1, 8, 96])
@@ -326,12 +316,12 @@ def narrow_inputs(heads: int, dim: int, width: int = 40) -> Narrow:
 
 def with_the_stream(inputs: Narrow, cos: Tensor, sin: Tensor, heads: int, *, follow: bool) -> tuple[Tensor, ...]:
     """The sum, and queries, keys, values of its norm; after what was read is added to it, again."""
-    total, normed = add_norm(inputs.x, inputs.branch, inputs.gain, 1e-5)
-    found = total, *project_heads(normed, inputs.qkv, cos, sin, heads, heads)
+    total, normed = add_norm(inputs.x, inputs.branch, 1e-5)
+    found = total, *project_heads(normed, inputs.qkv * inputs.gain, cos, sin, heads, heads)
     if not follow:
         return found
-    normed = add_norm(total, linear(inputs.read.flatten(2), inputs.out), inputs.gain, 1e-5)[1]
-    return *found, *project_heads(normed, inputs.qkv, cos, sin, heads, heads)
+    normed = add_norm(total, linear(inputs.read.flatten(2), inputs.out), 1e-5)[1]
+    return *found, *project_heads(normed, inputs.qkv * inputs.gain, cos, sin, heads, heads)
 
 
 def without_it(inputs: Narrow, cos: Tensor, sin: Tensor, heads: int, *, follow: bool) -> tuple[Tensor, ...]:

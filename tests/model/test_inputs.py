@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 import torch
 
+from meristem.decoding import Sampling, generate, stream
 from meristem.errors import InputError
-from meristem.model import Classifier, Decoder, Sampling, generate, stream
+from meristem.model import Classifier, Decoder
 from meristem.model.inputs import check_classes, check_tokens
 from meristem.plan import Plan
 

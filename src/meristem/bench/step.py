@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import gc
-import importlib.util
 import itertools
 import statistics
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,9 +18,9 @@ from torch import Tensor, nn
 from torch._dynamo.eval_frame import _debug_get_cache_entry_list
 from torch._inductor.utils import fresh_cache
 
+from meristem.bench.peers import nanogpt_model
 from meristem.config import OptimizerConfig
 from meristem.devices import autocast, compute_dtype, describe_device, peak_flops
-from meristem.errors import InputError, Remedy, RunError
 from meristem.limits import check_integer
 from meristem.model import Classifier, Decoder
 from meristem.model.transformer import Regions
@@ -86,27 +84,7 @@ def meristem_step(plan: Plan, device: torch.device, *, attention: str, compile: 
 
 def nanogpt_step(folder: Path, plan: Plan, device: torch.device, *, compile: bool) -> Step:
     """nanoGPT's model and optimizer step, as its train.py does them, from a checkout of karpathy/nanoGPT."""
-    source = folder / "model.py"
-    if not source.is_file():
-        raise RunError(f"{source}: not found; this is no checkout of karpathy/nanoGPT", Remedy(("nanogpt",)))
-    if len(set(plan.heads)) > 1:
-        raise InputError("plan", plan.heads, "nanoGPT takes one head count for all layers")
-    spec = importlib.util.spec_from_file_location("nanogpt_model", source)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["nanogpt_model"] = module
-    spec.loader.exec_module(module)
-    config = module.GPTConfig(
-        block_size=plan.context,
-        vocab_size=plan.vocabulary,
-        n_layer=len(plan.layers),
-        n_head=plan.heads[0],
-        n_embd=plan.width,
-        dropout=0.0,
-        bias=False,
-    )
-    model = module.GPT(config).to(device)
+    model = nanogpt_model(folder, plan).to(device)
     optimizer = model.configure_optimizers(0.1, 6e-4, (0.9, 0.95), device.type)
     forward = torch.compile(model) if compile else model
 

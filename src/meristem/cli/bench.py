@@ -156,6 +156,46 @@ def bench_save(
     _write_json(report, out)
 
 
+@bench_app.command(
+    "decode",
+    epilog=examples(
+        "meristem bench decode --out decode.json",
+        "meristem bench decode --layers 6 --width 128 --heads 4 --vocabulary 320 --context 512",
+    ),
+)
+def bench_decode(
+    layers: Layers = 12,
+    width: Width = 768,
+    heads: Heads = 12,
+    schedules: Annotated[
+        str, typer.Option(help="Schedules to measure, separated by commas; uniform first.")
+    ] = "uniform",
+    vocabulary: Vocabulary = 50304,
+    context: Context = 1024,
+    prompt: Annotated[int, typer.Option(help="Tokens of a prompt.")] = 128,
+    tokens: Annotated[int, typer.Option(help="Tokens to add to it.")] = 256,
+    batch: Annotated[str, typer.Option(help="Texts at once; or several numbers, separated by commas.")] = "1,32",
+    rounds: Annotated[int, typer.Option(help="Times every arm is measured, in turn.")] = 5,
+    device: Device = "auto",
+    out: Out = None,
+) -> None:
+    """Tokens per second of greedy generation, beside transformers (plain and static cache), in one run."""
+    from meristem.bench.decode import compare_decoding, decoding_text
+    from meristem.devices import choose_device
+    from meristem.plan import Plan
+
+    plans = {
+        name: Plan.scheduled(name, layers=layers, width=width, heads=heads, vocabulary=vocabulary, context=context)
+        for name in schedules.split(",")
+    }
+    report = compare_decoding(
+        plans, choose_device(device), batches=integers("batch", batch), prompt=prompt, tokens=tokens, rounds=rounds,
+        say=lambda text: print(text, file=sys.stderr, flush=True),
+    )  # fmt: skip
+    print(decoding_text(report))
+    _write_json(report, out)
+
+
 @bench_app.command("start", epilog=examples("meristem bench start"))
 def bench_start(rounds: Annotated[int, typer.Option(min=1, help="Starts to measure.")] = 10) -> None:
     """How long `meristem --help` takes, from the start of Python to its end."""

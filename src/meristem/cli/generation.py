@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,6 +11,7 @@ import typer
 
 from meristem.cli.app import app, examples
 from meristem.errors import InputError
+from meristem.wording import counted
 
 
 @app.command(
@@ -33,11 +35,11 @@ def generate_command(
     ] = False,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
 ) -> None:
-    """Continue a prompt with a trained model; a single prompt is streamed."""
+    """Continue a prompt with a trained model; a single prompt is streamed. Tokens per second go to stderr."""
     from meristem.data import StreamDecoder
+    from meristem.decoding import Sampling, generate, stream
+    from meristem.decoding.generate import room
     from meristem.devices import autocast
-    from meristem.model import Sampling, generate, stream
-    from meristem.model.generate import room
     from meristem.runs.run_folder import load_run
 
     sampling = Sampling(temperature, top_k, top_p, seed)
@@ -54,14 +56,21 @@ def generate_command(
         "max_tokens": min(200, most) if tokens is None else tokens, "end_of_text": tokenizer.end_of_text,
         "vocabulary": tokenizer.vocabulary, "sampling": sampling,
     }  # fmt: skip
+    begin, count = time.perf_counter(), 0
     with autocast(loaded.device):
         if len(prompt) > 1:
-            for text, continuation in zip(prompt, generate(model, ids, **options), strict=True):
+            continuations = generate(model, ids, **options)
+            count, seconds = sum(map(len, continuations)), time.perf_counter() - begin
+            for text, continuation in zip(prompt, continuations, strict=True):
                 print(text + tokenizer.decode(continuation), end="\n\n")
-            return
-        decoder = StreamDecoder(tokenizer)
-        print(prompt[0], end="", flush=True)
-        for (token,) in stream(model, ids, **options):
-            if token is not None:
-                print(decoder.feed(token), end="", flush=True)
-        print(decoder.flush())
+        else:
+            decoder = StreamDecoder(tokenizer)
+            print(prompt[0], end="", flush=True)
+            for (token,) in stream(model, ids, **options):
+                if token is not None:
+                    count += 1
+                    print(decoder.feed(token), end="", flush=True)
+            seconds = time.perf_counter() - begin
+            print(decoder.flush())
+    rate = f", {count / seconds:,.0f} tokens/s" if count else ""
+    print(f"{counted(count, 'token')} in {seconds:.2f} s{rate}", file=sys.stderr)

@@ -3,7 +3,6 @@
 from meristem.model.cache import KVCache
 from meristem.model.decoder import Decoder
 from meristem.model.encoder import Classifier, build_model
-from meristem.model.generate import Sampling, generate, stream
 from meristem.model.loss import linear_cross_entropy
 from meristem.model.transformer import Output, Regions, Transformer
 
@@ -13,10 +12,7 @@ __all__ = [
     "KVCache",
     "Output",
     "Regions",
-    "Sampling",
     "Transformer",
     "build_model",
-    "generate",
     "linear_cross_entropy",
-    "stream",
 ]

@@ -14,7 +14,7 @@ from torch.nn.functional import linear, scaled_dot_product_attention
 
 from meristem.model.backends import BACKENDS
 from meristem.model.cache import CacheSlot
-from meristem.model.fused import project_heads
+from meristem.model.fused import project_heads, write_heads
 from meristem.model.fused_loops import gather_heads
 from meristem.model.rotary import RotaryPair
 from meristem.plan import LayerPlan
@@ -102,15 +102,25 @@ class Attention(nn.Module):
         out = gather_heads(self.out.weight.unflatten(1, (-1, dim)), 1, self.looped_queries, queries)
         return LoopedHeads(qkv.flatten(0, 1), out)
 
-    def forward(self, x: Tensor, rope: RotaryPair, view: View = View()) -> Tensor:  # noqa: B008  (immutable)
-        """Attention over x with all heads."""
-        return self.attend(*self.project(x, rope), self.out.weight, view)
+    def forward(
+        self,
+        x: Tensor,
+        rope: RotaryPair,
+        view: View = View(),  # noqa: B008  (immutable)
+        gain: Tensor | None = None,
+    ) -> Tensor:
+        """Attention over x with all heads; `gain` (d,) is that of the norm which has made x."""
+        return self.attend(*self.project(x, rope, gain), self.out.weight, view)
 
-    def project(self, x: Tensor, rope: RotaryPair, looped: LoopedHeads | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    def project(
+        self, x: Tensor, rope: RotaryPair, gain: Tensor | None, looped: LoopedHeads | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Rotated queries and keys, and values, each (B, T, its heads, head dim), of all heads or the looped ones."""
-        if looped is None:
-            return project_heads(x, self.qkv.weight, *rope, heads=self.layer.heads, kv_heads=self.layer.kv_heads)
-        return project_heads(x, looped.qkv, *rope, heads=looped.heads, kv_heads=looped.heads)
+        heads, kv_heads = self.layer.heads, self.layer.kv_heads
+        weight = self.qkv.weight
+        if looped is not None:
+            heads, kv_heads, weight = looped.heads, looped.heads, looped.qkv
+        return project_heads(x, weight if gain is None else weight * gain, *rope, heads=heads, kv_heads=kv_heads)
 
     def attend(self, queries: Tensor, keys: Tensor, values: Tensor, out: Tensor, view: View) -> Tensor:
         """What heads, each (B, T, heads, head dim), write through `out` (d, heads e) to the stream, (B, T, d)."""
@@ -149,7 +159,7 @@ def write(head_outputs: Tensor, out: Tensor) -> Tensor:
     """
     # Pieces in half precision would be rounded each.
     if head_outputs.device.type != "cpu" or head_outputs.dtype.itemsize < 4:
-        return linear(head_outputs, out)
+        return write_heads(head_outputs, out)
     parts = zip(head_outputs.split(PIECE, -1), out.split(PIECE, 1), strict=True)
     return reduce(torch.add, (linear(*part) for part in parts))
 

@@ -40,14 +40,21 @@ PassWatch = Callable[[int, Pass], None]  # called with the number of the pass, 0
 
 
 class Norm(nn.Module):
-    """RMSNorm of the residual stream after a branch, or two, are added to it; returns the new stream and its norm."""
+    """RMSNorm of the residual stream after a branch, or two, are added to it; returns the new stream and its norm.
+
+    The gain, `weight` (d,), is left to the product that reads the norm: its weight is far smaller than the stream.
+    """
 
     def __init__(self, width: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(width))
 
     def forward(self, x: Tensor, branch: Tensor, second: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        return add_norm(x, branch, self.weight, NORM_EPS, second)
+        return add_norm(x, branch, NORM_EPS, second)
+
+    def gained(self, normed: Tensor) -> Tensor:
+        """A norm (..., d) times its gain, in its own dtype."""
+        return (normed * self.weight).to(normed.dtype)
 
     def reset_parameters(self) -> None:
         nn.init.ones_(self.weight)
@@ -61,8 +68,9 @@ class FeedForward(nn.Module):
         self.gate_up = nn.Linear(width, 2 * hidden, bias=False)
         self.down = nn.Linear(hidden, width, bias=False)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return swiglu_linear(self.gate_up(x), self.down.weight)
+    def forward(self, x: Tensor, gain: Tensor) -> Tensor:
+        """The update (B, T, d) that follows from a norm x (B, T, d) whose gain is (d,)."""
+        return swiglu_linear(linear(x, self.gate_up.weight * gain), self.down.weight)
 
 
 class Block(nn.Module):
@@ -95,14 +103,14 @@ class Block(nn.Module):
         `slots` has a cache for each pass, and `watch` is shown each of them.
         """
         x, normed = self.attention_norm(x, branch)
-        branch = self.attention(normed, rope, _of_pass(view, 0, x, slots, watch))
+        branch = self.attention(normed, rope, _of_pass(view, 0, x, slots, watch), self.attention_norm.weight)
         stream: tuple[Tensor, ...] = (x, branch)
         if self.attention.passes and slots is None and watch is None:
             stream = self._loops(x, branch, rope, gates, view)
         elif self.attention.passes:
             stream = self._loops_one_by_one(x, branch, rope, gates, view, slots, watch)
         x, normed = self.feed_forward_norm(*stream)
-        return x, self.feed_forward(normed)
+        return x, self.feed_forward(normed, self.feed_forward_norm.weight)
 
     def _loops_one_by_one(
         self, x: Tensor, branch: Tensor, rope: RotaryPair, gates: Tensor | None, view: View,
@@ -113,7 +121,7 @@ class Block(nn.Module):
         for number in range(1, 1 + attention.passes):
             x, normed = self.attention_norm(x, branch)
             out = looped.gated_out(None if gates is None else gates[number - 1])
-            heads = attention.project(normed, rope, looped)
+            heads = attention.project(normed, rope, self.attention_norm.weight, looped)
             branch = attention.attend(*heads, out, _of_pass(view, number, x, slots, watch))
         return x, branch
 
@@ -143,7 +151,7 @@ class Block(nn.Module):
 
     def attention_input(self, stream: Tensor) -> Tensor:
         """What the attention reads of a stream (B, T, d)."""
-        return self.attention_norm(stream, torch.zeros_like(stream))[1]
+        return self.attention_norm.gained(self.attention_norm(stream, torch.zeros_like(stream))[1])
 
     def initialise(self, depth: int, generator: torch.Generator) -> None:
         """Draw normal weights; the two products that write to the stream are scaled by 1 / sqrt(2 depth)."""

@@ -10,14 +10,13 @@ from meristem.plan import LayerPlan, Plan
 
 
 class CacheSlot:
-    """Keys and values of one attention pass, (B, heads, capacity, head dim) each."""
+    """Keys and values of one attention pass, (B, heads, capacity, head dim) each; `both` has them as one tensor."""
 
     def __init__(
         self, heads: int, head_dim: int, batch: int, capacity: int, device: torch.device | str, dtype: torch.dtype
     ) -> None:
-        shape = (batch, heads, capacity, head_dim)
-        self.keys = torch.zeros(shape, device=device, dtype=dtype)
-        self.values = torch.zeros(shape, device=device, dtype=dtype)
+        self.both = torch.zeros((batch, 2 * heads, capacity, head_dim), device=device, dtype=dtype)
+        self.keys, self.values = self.both.chunk(2, dim=1)
 
     def append(self, start: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Store new keys and values (B, heads, T, head dim) from `start`; return all up to their end."""
@@ -48,4 +47,4 @@ class KVCache:
 
     @property
     def nbytes(self) -> int:
-        return sum(slot.keys.nbytes + slot.values.nbytes for layer in self.layers for slot in layer)
+        return sum(slot.both.nbytes for layer in self.layers for slot in layer)

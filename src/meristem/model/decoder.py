@@ -17,7 +17,7 @@ from meristem.plan import Plan
 
 
 def _vocabulary_loss(norm: Norm, embedding: nn.Embedding, x: Tensor, branch: Tensor, targets: Tensor) -> Tensor:
-    return linear_cross_entropy(norm(x, branch)[1].flatten(0, 1), embedding.weight, targets.flatten())
+    return linear_cross_entropy(norm(x, branch)[1].flatten(0, 1), embedding.weight * norm.weight, targets.flatten())
 
 
 class Decoder(Transformer):
@@ -83,7 +83,7 @@ class Decoder(Transformer):
         masked = padding is not None or (start > 0 and length > 1)
         mask = visibility(start, stop, padding, tokens.device) if masked else None
         view = View(causal=length > 1, mask=mask, start=start)
-        return self.norm(*self.stream(tokens, view, positions, cache, watch=watch))[1]
+        return self.norm.gained(self.norm(*self.stream(tokens, view, positions, cache, watch=watch))[1])
 
     def unembed(self, hidden: Tensor) -> Tensor:
         """The logits (..., V) over the vocabulary of normed hidden states (..., d)."""

@@ -17,7 +17,7 @@ from meristem.plan import PADDING, Plan
 
 def _logits(norm: Norm, classes: nn.Linear, x: Tensor, branch: Tensor, shares: Tensor) -> Tensor:
     """Logits (B, classes) of a stream (B, T, d), each of whose tokens counts with its share (B, T)."""
-    return classes((norm(x, branch)[1] * shares[..., None]).sum(1))
+    return classes((norm(x, branch)[1] * shares[..., None]).sum(1) * norm.weight)
 
 
 def _class_loss(

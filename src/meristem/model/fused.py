@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import silu
 
 from meristem.errors import InputError
-from meristem.model.operators import accum_dtype, operator, product_dtype, use_triton
+from meristem.model.operators import accum_dtype, operator, product_dtype, product_in, use_triton
 
 IGNORE = -100
 
@@ -63,8 +63,13 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     `sin` carries the minus of the rotation.
     """
     precise = x.to(accum_dtype(x.dtype))
-    swapped = precise.unflatten(-1, (2, -1)).flip(-2).flatten(-2)
-    return (precise * cos + swapped * sin).to(x.dtype)
+    first, second = precise.chunk(2, dim=-1)
+    low, high = sin.chunk(2, dim=-1)
+    rotated = precise * cos
+    half = first.shape[-1]
+    rotated[..., :half].addcmul_(second, low)
+    rotated[..., half:].addcmul_(first, high)
+    return rotated.to(x.dtype)
 
 
 @operator("rotate_heads_", mutates=("packed",))
@@ -133,86 +138,106 @@ def project_heads(
     return parts
 
 
+class _WriteHeads(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        cast = weight.to(x.dtype)
+        ctx.save_for_backward(x, cast)
+        ctx.weight_dtype = weight.dtype
+        return x @ cast.T
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        x, weight = ctx.saved_tensors
+        return grad @ weight, product_in(grad.T, x, ctx.weight_dtype)
+
+
+def write_heads(x: Tensor, weight: Tensor) -> Tensor:
+    """x (..., heads e) @ weight.T for the weight (d, heads e) by which heads write; computed in the dtype of x."""
+    rows: Tensor = _WriteHeads.apply(x.flatten(0, -2), weight)
+    return rows.unflatten(0, x.shape[:-1])
+
+
 # --- residual sum and norm ------------------------------------------------------------------------------------------
 
 
 @operator("add_norm")
 def _add_norm(
-    x: Tensor, branch: Tensor, second: Tensor | None, weight: Tensor, eps: float, dtype: torch.dtype
+    x: Tensor, branch: Tensor, second: Tensor | None, eps: float, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor]:
     """x + branch + second (N, d), its RMS norm in `dtype`, and the reciprocal root mean square of each row."""
     if use_triton(x):
         from meristem.model.triton_kernels import add_norm_kernel
 
-        return add_norm_kernel(x, branch, second, weight, eps, dtype)
+        return add_norm_kernel(x, branch, second, eps, dtype)
     total = x + branch if second is None else x + branch + second
     precise = total.to(accum_dtype(x.dtype))
-    scale = torch.rsqrt(precise.square().mean(-1, keepdim=True) + eps)
-    return total, (precise * scale * weight).to(dtype), scale[:, 0]
+    scale = torch.rsqrt(torch.linalg.vecdot(precise, precise) / precise.shape[-1] + eps)
+    return total, (precise * scale[:, None]).to(dtype), scale
 
 
 @_add_norm.register_fake
 def _(
-    x: Tensor, branch: Tensor, second: Tensor | None, weight: Tensor, eps: float, dtype: torch.dtype
+    x: Tensor, branch: Tensor, second: Tensor | None, eps: float, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor]:
     return torch.empty_like(x), torch.empty_like(x, dtype=dtype), x.new_empty(x.shape[0], dtype=accum_dtype(x.dtype))
 
 
 @operator("add_norm_backward")
 def _add_norm_backward(
-    total: Tensor, scale: Tensor, weight: Tensor, total_grad: Tensor, normed_grad: Tensor, dtype: torch.dtype
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of the sum, the same again in `dtype` (empty if that is its own), and of the weight."""
-    if use_triton(total):
+    normed: Tensor, scale: Tensor, total_grad: Tensor, normed_grad: Tensor, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """The gradient of the sum, and the same again in `dtype` (empty if that is its own)."""
+    if use_triton(total_grad):
         from meristem.model.triton_kernels import add_norm_backward_kernel
 
-        return add_norm_backward_kernel(total, scale, weight, total_grad, normed_grad, dtype)
-    unit = total.to(scale.dtype) * scale[:, None]
-    flow = normed_grad.to(scale.dtype) * weight
-    grad = total_grad + (flow - unit * (unit * flow).mean(-1, keepdim=True)) * scale[:, None]
-    grad = grad.to(total.dtype)
-    copy = grad.new_empty(0) if dtype == total.dtype else grad.to(dtype)
-    return grad, copy, (normed_grad.to(scale.dtype) * unit).sum(0).to(weight.dtype)
+        return add_norm_backward_kernel(normed, scale, total_grad, normed_grad, dtype)
+    unit, flow = normed.to(scale.dtype), normed_grad.to(scale.dtype)
+    along = torch.linalg.vecdot(unit, flow)[:, None] / unit.shape[-1]
+    grad = torch.addcmul(total_grad, torch.addcmul(flow, unit, along, value=-1), scale[:, None])
+    grad = grad.to(total_grad.dtype)
+    return grad, grad.new_empty(0) if dtype == grad.dtype else grad.to(dtype)
 
 
 @_add_norm_backward.register_fake
 def _(
-    total: Tensor, scale: Tensor, weight: Tensor, total_grad: Tensor, normed_grad: Tensor, dtype: torch.dtype
-) -> tuple[Tensor, Tensor, Tensor]:
-    copy = total.new_empty(0) if dtype == total.dtype else torch.empty_like(total, dtype=dtype)
-    return torch.empty_like(total), copy, torch.empty_like(weight)
+    normed: Tensor, scale: Tensor, total_grad: Tensor, normed_grad: Tensor, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    copy = total_grad.new_empty(0) if dtype == total_grad.dtype else torch.empty_like(total_grad, dtype=dtype)
+    return torch.empty_like(total_grad), copy
 
 
 class _AddNorm(torch.autograd.Function):
-    """Sum and norm in one pass over the residual stream each way, where sum, norm and casts would take several."""
+    """Sum and norm in one pass over the residual stream each way, where sum, norm and casts would take several.
+
+    Backward needs nothing but the norm, which the product that reads it keeps anyway.
+    """
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, branch: Tensor, second: Tensor | None, weight: Tensor, eps: float, dtype: torch.dtype
+        ctx: Any, x: Tensor, branch: Tensor, second: Tensor | None, eps: float, dtype: torch.dtype
     ) -> tuple[Tensor, Tensor]:
-        total, normed, scale = _add_norm(x, branch, second, weight, eps, dtype)
-        ctx.save_for_backward(total, scale, weight)
+        total, normed, scale = _add_norm(x, branch, second, eps, dtype)
+        ctx.save_for_backward(normed, scale)
         ctx.branch_dtype = branch.dtype
         return total, normed
 
     @staticmethod
     def backward(ctx: Any, total_grad: Tensor, normed_grad: Tensor) -> tuple[Tensor | None, ...]:
-        total, scale, weight = ctx.saved_tensors
-        grad, copy, weight_grad = _add_norm_backward(total, scale, weight, total_grad, normed_grad, ctx.branch_dtype)
+        normed, scale = ctx.saved_tensors
+        grad, copy = _add_norm_backward(normed, scale, total_grad, normed_grad, ctx.branch_dtype)
         branch_grad = copy if copy.numel() else grad
-        return grad, branch_grad, branch_grad if ctx.needs_input_grad[2] else None, weight_grad, None, None
+        return grad, branch_grad, branch_grad if ctx.needs_input_grad[2] else None, None, None
 
 
-def add_norm(
-    x: Tensor, branch: Tensor, weight: Tensor, eps: float, second: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    """The residual sum x + branch, and its RMS norm times `weight`; all (..., d). `second` is one more branch.
+def add_norm(x: Tensor, branch: Tensor, eps: float, second: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """The residual sum x + branch, and its RMS norm without a gain; all (..., d). `second` is one more branch.
 
-    The sum keeps the dtype of x, so that a float32 stream is not rounded; the norm has the autocast dtype if autocast
-    is on, else that of x. Two branches have the same dtype.
+    The sum keeps the dtype of x; the norm has the autocast dtype if autocast is on, else that of x. Two branches have
+    the same dtype.
     """
     rows = None if second is None else second.flatten(0, -2)
-    total, normed = _AddNorm.apply(x.flatten(0, -2), branch.flatten(0, -2), rows, weight, eps, product_dtype(x))
+    total, normed = _AddNorm.apply(x.flatten(0, -2), branch.flatten(0, -2), rows, eps, product_dtype(x))
     return total.view(x.shape), normed.view(x.shape)
 
 
@@ -228,11 +253,12 @@ def swiglu_backward(gate_up: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
         return swiglu_backward_kernel(gate_up, grad)
     accum = accum_dtype(gate_up.dtype)
     gate, up = gate_up.to(accum).chunk(2, dim=-1)
-    sigmoid = torch.sigmoid(gate)
-    active = gate * sigmoid
-    dy = grad.to(accum)
-    gate_grad = dy * up * sigmoid * (1 + gate * (1 - sigmoid))
-    return torch.cat((gate_grad, dy * active), dim=-1).to(gate_up.dtype), (active * up).to(gate_up.dtype)
+    active, dy = silu(gate), grad.to(accum)
+    result = torch.empty_like(gate_up)
+    gate_grad, up_grad = result.chunk(2, dim=-1)
+    gate_grad.copy_(torch.ops.aten.silu_backward(dy * up, gate))
+    up_grad.copy_(dy * active)
+    return result, (active * up).to(gate_up.dtype)
 
 
 @swiglu_backward.register_fake
@@ -255,7 +281,7 @@ class _SwigluLinear(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
         gate_up, weight = ctx.saved_tensors
         gate_up_grad, hidden = swiglu_backward(gate_up, grad @ weight)
-        return gate_up_grad, (grad.T @ hidden).to(ctx.weight_dtype)
+        return gate_up_grad, product_in(grad.T, hidden, ctx.weight_dtype)
 
 
 def swiglu_linear(gate_up: Tensor, weight: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from meristem.model.fused import IGNORE, cross_entropy_
-from meristem.model.operators import accum_dtype, product_dtype
+from meristem.model.operators import accum_dtype, product_dtype, product_in
 from meristem.plan import LOSS_CHUNK
 
 
@@ -62,7 +62,7 @@ def _chunked(
         if by_hidden:
             hidden_grads.append(logits @ cast_weight)
         if by_weight:
-            part = (logits.T @ h).to(accum)
+            part = product_in(logits.T, h, accum)
             weight_grad = part if weight_grad is None else weight_grad + part
     return (
         torch.cat(losses).sum() * scale,

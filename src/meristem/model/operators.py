@@ -63,6 +63,13 @@ def product_dtype(x: Tensor) -> torch.dtype:
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
 
 
+def product_in(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
+    """The product a (m, k) @ b (k, n) in a dtype of its own, to which its sums are not rounded twice on a GPU."""
+    if a.is_cuda and a.dtype != dtype == torch.float32:
+        return torch.mm(a, b, out_dtype=dtype)
+    return (a @ b).to(dtype)
+
+
 def accum_dtype(dtype: torch.dtype) -> torch.dtype:
     """The dtype that sums accumulate in: float32, or float64 for float64."""
     return torch.float64 if dtype == torch.float64 else torch.float32

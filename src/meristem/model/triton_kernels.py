@@ -164,9 +164,7 @@ def tile_shape(pairs: int, size: int = 1024) -> tuple[int, int]:
 
 
 @triton.jit
-def _add_norm(  # type: ignore[no-untyped-def]
-    x, branch, second, weight, total, normed, scale, width, eps, SECOND: tl.constexpr, BLOCK: tl.constexpr
-):
+def _add_norm(x, branch, second, total, normed, scale, width, eps, SECOND: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
     inside = at < width
@@ -179,12 +177,11 @@ def _add_norm(  # type: ignore[no-untyped-def]
     value = value.to(tl.float32)
     inverse = tl.rsqrt(tl.sum(value * value) / width + eps)
     tl.store(scale + row, inverse)
-    gain = tl.load(weight + at, mask=inside, other=0.0)
-    tl.store(normed + row * width + at, (value * inverse * gain).to(normed.dtype.element_ty), mask=inside)
+    tl.store(normed + row * width + at, (value * inverse).to(normed.dtype.element_ty), mask=inside)
 
 
 def add_norm_kernel(
-    x: Tensor, branch: Tensor, second: Tensor | None, weight: Tensor, eps: float, dtype: torch.dtype
+    x: Tensor, branch: Tensor, second: Tensor | None, eps: float, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor]:
     x, branch = x.contiguous(), branch.contiguous()
     rows, width = x.shape
@@ -192,7 +189,7 @@ def add_norm_kernel(
     scale = torch.empty(rows, dtype=torch.float32, device=x.device)
     block = triton.next_power_of_2(width)
     _add_norm[(rows,)](
-        x, branch, branch if second is None else second.contiguous(), weight, total, normed, scale, width, eps,
+        x, branch, branch if second is None else second.contiguous(), total, normed, scale, width, eps,
         SECOND=second is not None, BLOCK=block, num_warps=warps_of(block),
     )  # fmt: skip
     return total, normed, scale
@@ -200,46 +197,35 @@ def add_norm_kernel(
 
 @triton.jit
 def _add_norm_backward(  # type: ignore[no-untyped-def]
-    total, scale, weight, total_grad, normed_grad, grad, copy, weight_grads, rows, width,
-    COPY: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    # Programs take rows in turn and keep their share of the weight's gradient in registers.
-    program, programs = tl.program_id(0).to(tl.int64), tl.num_programs(0)
+    normed, scale, total_grad, normed_grad, grad, copy, width, COPY: tl.constexpr, BLOCK: tl.constexpr
+):
+    row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
     inside = at < width
-    gain = tl.load(weight + at, mask=inside, other=0.0)
-    gain_grad = tl.zeros((BLOCK,), tl.float32)
-    for row in range(program, rows, programs):
-        base = row * width + at
-        inverse = tl.load(scale + row)
-        unit = tl.load(total + base, mask=inside, other=0.0).to(tl.float32) * inverse
-        arriving = tl.load(normed_grad + base, mask=inside, other=0.0).to(tl.float32)
-        flow = arriving * gain
-        result = tl.load(total_grad + base, mask=inside, other=0.0).to(tl.float32)
-        result += (flow - unit * (tl.sum(unit * flow) / width)) * inverse
-        tl.store(grad + base, result.to(grad.dtype.element_ty), mask=inside)
-        if COPY:
-            tl.store(copy + base, result.to(copy.dtype.element_ty), mask=inside)
-        gain_grad += arriving * unit
-    tl.store(weight_grads + program * width + at, gain_grad, mask=inside)
+    base = row * width + at
+    unit = tl.load(normed + base, mask=inside, other=0.0).to(tl.float32)
+    flow = tl.load(normed_grad + base, mask=inside, other=0.0).to(tl.float32)
+    result = tl.load(total_grad + base, mask=inside, other=0.0).to(tl.float32)
+    result += (flow - unit * (tl.sum(unit * flow) / width)) * tl.load(scale + row)
+    tl.store(grad + base, result.to(grad.dtype.element_ty), mask=inside)
+    if COPY:
+        tl.store(copy + base, result.to(copy.dtype.element_ty), mask=inside)
 
 
 def add_norm_backward_kernel(
-    total: Tensor, scale: Tensor, weight: Tensor, total_grad: Tensor, normed_grad: Tensor, dtype: torch.dtype
-) -> tuple[Tensor, Tensor, Tensor]:
-    total_grad, normed_grad = total_grad.contiguous(), normed_grad.contiguous()
-    rows, width = total.shape
-    programs = min(rows, 16 * torch.cuda.get_device_properties(total.device).multi_processor_count)
-    grad = torch.empty_like(total)
-    copies = dtype != total.dtype
-    copy = torch.empty_like(total, dtype=dtype) if copies else total.new_empty(0)
-    weight_grads = torch.empty(programs, width, dtype=torch.float32, device=total.device)
+    normed: Tensor, scale: Tensor, total_grad: Tensor, normed_grad: Tensor, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    normed, total_grad, normed_grad = normed.contiguous(), total_grad.contiguous(), normed_grad.contiguous()
+    rows, width = total_grad.shape
+    grad = torch.empty_like(total_grad)
+    copies = dtype != grad.dtype
+    copy = torch.empty_like(grad, dtype=dtype) if copies else grad.new_empty(0)
     block = triton.next_power_of_2(width)
-    _add_norm_backward[(programs,)](
-        total, scale, weight, total_grad, normed_grad, grad, copy, weight_grads, rows, width,
-        COPY=copies, BLOCK=block, num_warps=max(1, warps_of(block) // 2),
+    _add_norm_backward[(rows,)](
+        normed, scale, total_grad, normed_grad, grad, copy, width,
+        COPY=copies, BLOCK=block, num_warps=warps_of(block),
     )  # fmt: skip
-    return grad, copy, weight_grads.sum(0).to(weight.dtype)
+    return grad, copy
 
 
 def warps_of(block: int) -> int:

@@ -12,9 +12,11 @@ import torch._dynamo
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from meristem.model.operators import announce_operators, product_dtype
+from meristem.model.operators import announce_operators
 from meristem.model.transformer import Regions
 
+# Rows that are no multiple of 128 bytes long would be copied into longer ones, at a cost that no product wins back.
+OPTIONS: dict[str, Any] = {"comprehensive_padding": False}
 VARIANTS = 64  # of one piece of code; more than any plan needs (kinds of blocks times passes)
 
 
@@ -25,7 +27,7 @@ def compiled_regions() -> Regions:
     """
     announce_operators()
     torch._dynamo.config.recompile_limit = max(VARIANTS, torch._dynamo.config.recompile_limit)
-    regions = Regions().mapped(partial(torch.compile, dynamic=False, fullgraph=True))
+    regions = Regions().mapped(partial(torch.compile, dynamic=False, fullgraph=True, options=OPTIONS))
     return replace(regions, enter=partial(_enter_as_between_blocks, regions.enter))
 
 
@@ -49,9 +51,9 @@ def _run_again(run: Callable[..., tuple[Tensor, Tensor]], *parts: Any) -> tuple[
 
 
 def _enter_as_between_blocks(enter: Callable[..., tuple[Tensor, Tensor]], *parts: Any) -> tuple[Tensor, Tensor]:
-    """The empty branch before the first block, of the type that later ones have and with a gradient as they have.
+    """The empty branch before the first block, with a gradient as later ones have.
 
     To the compiler the first block is then one like any other, and needs no graph of its own.
     """
     x, branch = enter(*parts)
-    return x, branch.to(product_dtype(x)).requires_grad_(x.requires_grad)
+    return x, branch.requires_grad_(x.requires_grad)

@@ -19,6 +19,7 @@ from meristem.errors import InputError
 from meristem.model.operators import use_triton
 from meristem.model.transformer import Transformer
 from meristem.plan import Plan
+from meristem.training.adamw import AdamW
 
 # Five steps of an odd polynomial, each with coefficients of its own, bring singular values from 1e-3..1 to near 1:
 # "The Polar Express" (Amsel et al. 2025), for products in bfloat16.
@@ -114,7 +115,7 @@ class Muon(torch.optim.Optimizer):
             {"params": [p for p in others if p.dim() != 2], "weight_decay": 0.0},
         ]
         super().__init__(groups, {"lr": lr})
-        self.adamw = torch.optim.AdamW([{"params": []}], lr=lr, betas=betas, eps=eps, fused=True)
+        self.adamw = AdamW([{"params": []}], lr=lr, betas=betas, eps=eps)
         for group in self.param_groups[1:]:
             group |= {key: value for key, value in self.adamw.defaults.items() if key not in group}
         self._batches: dict[tuple[int, int], list[MatrixRows]] = {}

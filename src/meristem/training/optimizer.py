@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from meristem.config import OptimizerConfig
 from meristem.model.inputs import check_model
+from meristem.training.adamw import AdamW
 from meristem.training.muon import Muon
 
 
@@ -57,7 +58,7 @@ def make_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Opt
             model, config.rate, momentum=config.momentum, betas=betas, eps=config.eps, weight_decay=config.weight_decay
         )
     groups = parameter_groups(model, config.weight_decay)
-    return torch.optim.AdamW(groups, lr=config.rate, betas=betas, eps=config.eps, fused=True)
+    return AdamW(groups, lr=config.rate, betas=betas, eps=config.eps)
 
 
 def gradient_norm(parameters: Iterable[nn.Parameter]) -> Tensor:

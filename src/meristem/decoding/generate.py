@@ -1,61 +1,19 @@
-"""Text generation with the cache: greedy or sampled, many prompts at once, token by token."""
+"""Text generation: greedy or sampled, many prompts at once, token by token."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from numbers import Integral
 
 import torch
-from torch import Tensor
 
-from meristem.errors import InputError
+from meristem.decoding.recording import decoding_of
+from meristem.decoding.sampling import Sampling
+from meristem.errors import InputError, RunError
 from meristem.limits import check_integer
-from meristem.model.cache import KVCache
 from meristem.model.decoder import Decoder
 from meristem.model.operators import product_dtype
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """How the next token is drawn: temperature 0 is greedy; top_k and top_p cut the tail."""
-
-    temperature: float = 1.0
-    top_k: int | None = None
-    top_p: float | None = None
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if not _is_number(self.temperature) or not self.temperature >= 0:  # refuses nan too
-            raise InputError("temperature", self.temperature, "must be 0 (greedy) or above")
-        if self.top_k is not None:
-            check_integer("top_k", self.top_k, 1)
-        if self.top_p is not None and not (_is_number(self.top_p) and 0 < self.top_p <= 1):
-            raise InputError("top_p", self.top_p, "must be above 0 and at most 1")
-        if not isinstance(self.seed, int) or not 0 <= self.seed < 1 << 63:
-            raise InputError("seed", self.seed, "must be in 0..2^63 - 1")
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float)
-
-
-def next_probabilities(logits: Tensor, sampling: Sampling) -> Tensor:
-    """Probabilities (B, V) of the next token from logits (B, V), after temperature, top-k and top-p."""
-    logits = logits.float()
-    if sampling.temperature == 0:
-        return torch.zeros_like(logits).scatter_(-1, logits.argmax(-1, keepdim=True), 1.0)
-    # Measured from the likeliest token, so that a tiny temperature cannot overflow.
-    scaled = (logits - logits.amax(-1, keepdim=True)) / sampling.temperature
-    ordered, order = scaled.sort(dim=-1, descending=True)
-    probabilities = ordered.softmax(-1)
-    if sampling.top_k is not None:
-        probabilities[:, sampling.top_k :] = 0
-    if sampling.top_p is not None:
-        before = probabilities.cumsum(-1) - probabilities  # mass of the likelier tokens
-        probabilities = probabilities * (before < sampling.top_p * probabilities.sum(-1, keepdim=True))
-    probabilities = torch.zeros_like(probabilities).scatter_(-1, order, probabilities)
-    return probabilities / probabilities.sum(-1, keepdim=True)
 
 
 def room(model: Decoder, prompts: Sequence[Sequence[int]]) -> int:
@@ -88,10 +46,11 @@ def stream(
     refused at once, not when the first token is asked for.
     """
     capacity = _check(model, prompts, max_tokens, sampling, vocabulary)
-    return _steps(model, prompts, capacity, max_tokens, sampling, end_of_text, vocabulary)
+    dtype = product_dtype(model.embedding.weight)
+    return _steps(model, prompts, capacity, max_tokens, sampling, end_of_text, vocabulary, dtype)
 
 
-@torch.no_grad()
+@torch.inference_mode()
 def _steps(
     model: Decoder,
     prompts: Sequence[Sequence[int]],
@@ -100,27 +59,18 @@ def _steps(
     sampling: Sampling,
     end_of_text: int | None,
     vocabulary: int | None,
+    dtype: torch.dtype,
 ) -> Iterator[list[int | None]]:
-    device = model.embedding.weight.device
-    longest = max(map(len, prompts))
-    padding = torch.tensor([longest - len(p) for p in prompts], device=device)
-    rows = [[0] * (longest - len(p)) + list(p) for p in prompts]
-    tokens = torch.tensor(rows, device=device)
-    ragged = padding if bool(padding.any()) else None
-    dtype = product_dtype(model.embedding.weight)
-    cache = KVCache(model.plan, len(prompts), capacity, device, dtype)
-    generator = torch.Generator(device).manual_seed(sampling.seed)
     ended = [False] * len(prompts)
-    for _ in range(max_tokens):
-        logits = model.unembed(model.hidden(tokens, cache, ragged)[:, -1])
-        if vocabulary is not None:
-            logits = logits[:, :vocabulary]
-        tokens = torch.multinomial(next_probabilities(logits, sampling), 1, generator=generator)
-        chosen = [int(t) for t in tokens[:, 0].tolist()]
-        ended = [e or t == end_of_text for e, t in zip(ended, chosen, strict=True)]
-        if all(ended):
-            return
-        yield [None if e else t for e, t in zip(ended, chosen, strict=True)]
+    with decoding_of(model, dtype, len(prompts), capacity, replace(sampling, seed=0), vocabulary) as decoding:
+        decoding.prefill(model, prompts, sampling.seed, max_tokens)
+        for chosen in decoding.draws(max_tokens):
+            if max(chosen) >= (vocabulary or model.plan.vocabulary):
+                raise RunError("the model's logits are not numbers, so no token can be drawn: its weights diverged")
+            ended = [e or t == end_of_text for e, t in zip(ended, chosen, strict=True)]
+            if all(ended):
+                return
+            yield [None if e else t for e, t in zip(ended, chosen, strict=True)]
 
 
 def generate(
