@@ -155,7 +155,7 @@ def memory(plan: Plan, batch_tokens: int, *, average: bool = False, recompute: b
 
 def _recomputed(plan: Plan) -> int:
     """Bytes per token of activations where blocks are run again: their inputs, and all of one block at a time."""
-    inputs = (4 + 2) * plan.width * sum(1 + layer.repeats for layer in plan.layers)
+    inputs = (2 + 2) * plan.width * sum(1 + layer.repeats for layer in plan.layers)
     passes = [layer_cost(plan, layer).activation_bytes_per_token // (1 + layer.repeats) for layer in plan.layers]
     return inputs + max(passes) + outer_cost(plan).activation_bytes_per_token
 
