@@ -132,15 +132,20 @@ def flush(path: Path) -> None:
         os.close(descriptor)
 
 
-def new_folder(field: str, path: Path) -> Path:
-    """The path of a folder that can be made, without links and dots; `field` is what a bad one is called."""
+def absolute(field: str, path: str | Path) -> Path:
+    """The path of a folder that holds from any other, without links and dots; `field` is what a bad one is called."""
     try:
         str(path).encode("utf-8")
-        resolved = path.resolve()
+        return Path(path).resolve()
     except UnicodeEncodeError:
         raise InputError(field, str(path), "must be valid UTF-8") from None
     except (OSError, ValueError, RuntimeError) as error:  # too long, a NUL, links in a circle
         raise InputError(field, str(path), f"must be the path of a folder ({shortened(str(error))})") from None
+
+
+def new_folder(field: str, path: Path) -> Path:
+    """The path of a folder that can be made, without links and dots; `field` is what a bad one is called."""
+    resolved = absolute(field, path)
     if resolved == Path.cwd() or not resolved.name:
         raise InputError(field, str(path), "is the folder you are in, or has no name; name a new one")
     if len(beside(resolved, "partial").name.encode()) > LONGEST_NAME:

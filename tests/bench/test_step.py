@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from meristem.bench.step import compare_steps, nanogpt_step, results_text
+from meristem.bench.step import TrainingStep, compare_steps, nanogpt_step, random_batches, results_text
 from meristem.errors import InputError, RunError
 from meristem.plan import Plan
 from training.helpers import CPU
@@ -34,6 +34,17 @@ def test_arms_are_measured_in_turn_and_reported() -> None:
     table = results_text(report).splitlines()
     assert [line.split()[0] for line in table[2:]] == ["uniform", "prism"]
     assert " 1.000 " in table[2]
+
+
+def test_steps_with_recomputed_blocks_and_an_average_have_the_same_losses() -> None:
+    plan, losses = PLANS["prism"], []
+    for options in ({}, {"recompute": True, "average": 0.9}):
+        step = TrainingStep(plan, CPU, compile=False, **options)  # type: ignore[arg-type]
+        batches = random_batches(plan, CPU, 2)
+        losses.append([float(step(*next(batches))) for _ in range(3)])
+        states = [step.optimizer.state[parameter] for parameter in step.model.parameters()]
+        assert all(("average" in state) == bool(options) for state in states)
+    assert losses[0] == losses[1]
 
 
 def test_nanogpt_needs_a_checkout_and_one_head_count(tmp_path: Path) -> None:

@@ -53,6 +53,7 @@ class Kind:
     name: str
     data: str = "texts"
     settings: Mapping[str, Any] = field(default_factory=dict)
+    branch_step: int | None = None  # where it branches off a run with the same settings, but for its length
 
     @property
     def all_settings(self) -> dict[str, Any]:
@@ -62,6 +63,10 @@ class Kind:
     def steps(self) -> int:
         return int(self.all_settings["train__steps"])
 
+
+# Blocks are stacked before and after the branch. All checkpoints stay, so that there is one to branch off.
+BRANCH: dict[str, Any] = {**STACK, "optimizer__curve": "wsd", "growth__stack__at": [3, 8]}
+TRUNK: dict[str, Any] = {"train__steps": 16, "checkpoint__keep": 100, "eval__every": 0}
 
 # A new growth policy joins by a line here.
 RUNS = (
@@ -74,6 +79,7 @@ RUNS = (
     Kind("random", settings=RANDOM),
     Kind("stack", settings=STACK),
     Kind("together", settings=TOGETHER),
+    Kind("branch", settings=BRANCH, branch_step=5),
     Kind("classifier", "rows"),
     Kind("classifier-incrt", "rows", {**HEADS, "optimizer__lr": 1e-2}),
 )

@@ -16,7 +16,7 @@ from training.helpers import prepared, prepared_labelled, tiny_config
 
 from . import forks
 from .operations import FileOperations
-from .runs import HEADS, Kind, answer, command, contents, outcome
+from .runs import HEADS, TRUNK, Kind, answer, command, contents, outcome
 
 
 class World:
@@ -64,8 +64,20 @@ class World:
     def config(self, kind: Kind) -> Path:
         path = self.root / f"{kind.name}.toml"
         if not path.is_file():
-            path.write_text(tiny_config(self.data(kind), **kind.all_settings).to_toml(), encoding="utf-8")
+            settings = kind.all_settings
+            if kind.branch_step is not None:
+                settings["train__branch_from"] = f"{self._trunk(kind)}@{kind.branch_step}"
+            path.write_text(tiny_config(self.data(kind), **settings).to_toml(), encoding="utf-8")
         return path
+
+    def _trunk(self, kind: Kind) -> Path:
+        """The run that runs of a kind branch off; not in the place of attempts, where something may be already."""
+        config, out = self.root / f"{kind.name}-trunk.toml", self.root / f"{kind.name}-trunk"
+        config.write_text(tiny_config(self.data(kind), **{**kind.all_settings, **TRUNK}).to_toml(), encoding="utf-8")
+        ended = forks.run("train", config, "--out", out)
+        if ended.code != 0:
+            raise RuntimeError(f"the trunk of the kind {kind.name} failed\n{ended}")
+        return out
 
     def train(self, kind: Kind, out: Path) -> list[str | Path]:
         """The command that begins a run or goes on with it."""

@@ -194,7 +194,7 @@ def test_a_run_goes_back_and_passes_over_the_batches_of_the_streak(
     assert final_tensors(run)["step"] == STEPS
 
 
-@pytest.mark.parametrize("ends_before", ["write_atomically", "restore_logs", "load_newest"])
+@pytest.mark.parametrize("ends_before", ["write_rewinds", "restore_logs", "load_newest"])
 def test_a_kill_while_going_back_changes_nothing(
     ends_before: str, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

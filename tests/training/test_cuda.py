@@ -9,15 +9,20 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch._dynamo.eval_frame import _debug_get_cache_entry_list
 
+from meristem.config import OptimizerConfig
 from meristem.model import Decoder
+from meristem.model.transformer import Regions
 from meristem.plan import Plan
 from meristem.runs import saver
 from meristem.runs.checkpoint import Snapshot, list_checkpoints, load_checkpoint, snapshot, write_checkpoint
 from meristem.runs.run_folder import RunFolder
+from meristem.training.averaging import update_average
 from meristem.training.cuda_graph import RecordedStep
 from meristem.training.gradients import Gradients
 from meristem.training.loop import resume
+from meristem.training.optimizer import guarded_update, make_optimizer
 
 from .helpers import copy_run, metrics, trained
 
@@ -48,6 +53,54 @@ def test_a_recorded_graph_gives_the_gradients_of_plain_calls(micro_batches: int)
             assert theirs.grad is not None
             error = (mine.grad - theirs.grad).norm() / theirs.grad.norm()
             assert float(error) < 2e-2
+
+
+def test_a_recorded_graph_with_recomputed_blocks_gives_the_same_gradients() -> None:
+    """From less memory, and without other graphs of blocks."""
+    plan, device = Plan.from_heads([4] * 8, width=256, vocabulary=320, context=256), torch.device("cuda")
+    windows = torch.randint(320, (1, 32, 257), generator=torch.Generator().manual_seed(0)).to(device)
+    peaks, graphs, losses, found = [], [], [], []
+    torch._dynamo.reset()
+    for recompute in (False, True):
+        model = Decoder(plan).to(device)
+        model.use_attention(device, torch.bfloat16)
+        gradients = Gradients(model, compile=True, device=device, recompute=recompute)
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        for _ in range(2):  # recorded, then replayed
+            loss = float(gradients(windows[..., :-1].contiguous(), windows[..., 1:].contiguous()))
+        peaks.append(torch.cuda.max_memory_allocated())
+        graphs.append(len(_debug_get_cache_entry_list(Regions().block.__code__)))
+        losses.append(loss)
+        found.append({name: p.grad.cpu() for name, p in model.named_parameters() if p.grad is not None})
+        del gradients, model
+    assert graphs == [1, 1]
+    assert peaks[1] < 0.7 * peaks[0]
+    assert losses[0] == pytest.approx(losses[1], abs=1e-4)
+    for name in found[0]:
+        assert float((found[1][name] - found[0][name]).norm() / found[0][name].norm()) < 1e-2, name
+
+
+def test_an_average_is_taken_without_waiting_for_the_device() -> None:
+    plan, device = Plan.from_heads([2, 4], width=64, vocabulary=320, context=64), torch.device("cuda")
+    model = Decoder(plan).to(device)
+    optimizer = make_optimizer(model, OptimizerConfig())
+    gradients = Gradients(model, compile=True, device=device)
+    expected: dict[str, Tensor] = {}
+    for t in range(1, 6):
+        windows = torch.randint(320, (1, 4, 65), generator=torch.Generator().manual_seed(t)).to(device)
+        loss = gradients(windows[..., :-1].contiguous(), windows[..., 1:].contiguous())
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            _, skipped = guarded_update(optimizer, 1e-2, loss, 1.0)
+            update_average(optimizer, 0.5, skipped)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        for name, weights in model.named_parameters():
+            old = expected.get(name, torch.zeros_like(weights, dtype=torch.float64))
+            expected[name] = old + max(0.5, 10 / (9 + t)) * (weights.detach().double() - old)
+    found = {name: optimizer.state[p]["average"].double() for name, p in model.named_parameters()}
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_compiled_and_plain_runs_agree(data: Path, tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from meristem.limits import check_integer
 from meristem.model import Classifier, Decoder
 from meristem.model.transformer import Regions
 from meristem.plan import Plan
+from meristem.training.averaging import update_average
 from meristem.training.gradients import Gradients
 from meristem.training.optimizer import guarded_update, make_optimizer
 
@@ -50,16 +51,22 @@ class StepResult:
 class TrainingStep:
     """A model of the plan with the step that `meristem train` runs, without its bookkeeping."""
 
-    def __init__(self, plan: Plan, device: torch.device, *, attention: str = "auto", compile: bool) -> None:
+    def __init__(
+        self, plan: Plan, device: torch.device, *, attention: str = "auto", compile: bool, recompute: bool = False,
+        average: float = 0.0,
+    ) -> None:  # fmt: skip
+        self.average = average
         self.model = (Decoder(plan) if plan.classes is None else Classifier(plan)).to(device)
         self.kernels = self.model.use_attention(device, compute_dtype(device), attention)
         self.config = OptimizerConfig()
         self.optimizer = make_optimizer(self.model, self.config)
-        self.gradients = Gradients(self.model, compile=compile, device=device)
+        self.gradients = Gradients(self.model, compile=compile, device=device, recompute=recompute)
 
     def __call__(self, tokens: Tensor, targets: Tensor) -> Tensor:
         loss = self.gradients(tokens[None], targets[None])
-        guarded_update(self.optimizer, self.config.rate, loss, self.config.clip)
+        _, skipped = guarded_update(self.optimizer, self.config.rate, loss, self.config.clip)
+        if self.average:
+            update_average(self.optimizer, self.average, skipped)
         return loss
 
     def changed(self, model: nn.Module | None = None) -> None:

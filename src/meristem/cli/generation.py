@@ -30,6 +30,9 @@ def generate_command(
     top_p: Annotated[float | None, typer.Option(help="Keep the likeliest tokens that make up this share.")] = 0.95,
     seed: Annotated[int, typer.Option(help="Seed of the draws.")] = 0,
     step: Annotated[int | None, typer.Option(help="Checkpoint to take; the newest if not given.")] = None,
+    average: Annotated[
+        bool, typer.Option("--average", help="Take the average of its weights (train.average).")
+    ] = False,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
 ) -> None:
     """Continue a prompt with a trained model; a single prompt is streamed. Tokens per second go to stderr."""
@@ -43,7 +46,7 @@ def generate_command(
     for text in prompt:
         if any("\ud800" <= character <= "\udfff" for character in text):  # how Python marks bytes it cannot read
             raise InputError("prompt", text, "must be valid UTF-8 text")
-    loaded = load_run(run, step=step, device=device, report=lambda text: print(text, file=sys.stderr))
+    loaded = load_run(run, step=step, average=average, device=device, report=lambda text: print(text, file=sys.stderr))
     model, tokenizer = loaded.decoder, loaded.tokenizer
     ids = [[int(t) for t in tokenizer.encode(text)] or [tokenizer.end_of_text] for text in prompt]
     most = room(model, ids)

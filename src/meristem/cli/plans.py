@@ -46,6 +46,9 @@ def plan_command(
     pooling: Annotated[Pooling, typer.Option(help="What a classifier's answer is read from.")] = "mean",
     tensor_parallel: Annotated[int, typer.Option(help="Warn unless this size divides all head counts.")] = 1,
     batch_tokens: Annotated[int, typer.Option(help="Tokens per forward pass, for the memory estimate.")] = 32768,
+    recompute: Annotated[
+        bool, typer.Option("--recompute", help="Estimate memory with blocks recomputed (train.recompute).")
+    ] = False,
     against: Annotated[Schedule | None, typer.Option(help="Schedule to set beside this one.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
     out: Annotated[Path | None, typer.Option(help="Write the plan to a file.")] = None,
@@ -103,7 +106,7 @@ def plan_command(
     elif other is not None:
         print(side_by_side(plan, other, name, against or ""))
     else:
-        print(plan_text(plan, batch_tokens, tensor_parallel))
+        print(plan_text(plan, batch_tokens, tensor_parallel, recompute=recompute))
 
 
 def _load_plan(path: Path) -> Plan:

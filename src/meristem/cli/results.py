@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 def eval_command(
     run: Annotated[Path, typer.Argument(help="The folder of a run.")],
     step: Annotated[int | None, typer.Option(help="Checkpoint to take; the newest if not given.")] = None,
+    average: Annotated[
+        bool, typer.Option("--average", help="Take the average of its weights (train.average).")
+    ] = False,
     windows: Annotated[int | None, typer.Option(help="Held-out windows for the loss; 256.")] = None,
     distance_windows: Annotated[int | None, typer.Option(help="Those for the attention distance; 64.")] = None,
     data: Annotated[Path | None, typer.Option(help="Other prepared data; for a classifier also a file.")] = None,
@@ -72,13 +75,13 @@ def eval_command(
         from meristem.evaluation.evaluate_classifier import evaluate_classifier
         from meristem.report.classification_text import classification_text
 
-        result = evaluate_classifier(run, step=step, data=data, device=device, out=out, **of_rows)
+        result = evaluate_classifier(run, step=step, average=average, data=data, device=device, out=out, **of_rows)
         text = classification_text(result)
     else:
         from meristem.evaluation.evaluate import evaluate_run
         from meristem.report.pictures import evaluation_text
 
-        result = evaluate_run(run, step=step, data=data, device=device, out=out, **of_windows)
+        result = evaluate_run(run, step=step, average=average, data=data, device=device, out=out, **of_windows)
         text, distances = evaluation_text(result), result.attention_distance
     pictures: list[Path | None] = []
     if data is None:  # those of the run are not about other data

@@ -27,16 +27,22 @@ from meristem.errors import InputError
 from meristem.files import read_toml
 from meristem.growth import Policy
 from meristem.growth.policies import POLICIES
+from meristem.growth.policy import ENDLESS
 from meristem.settings import from_text, is_list, of_type
 
 CLOSE = 0.7  # of difflib's measure: from here on a name is taken for another one that was misspelt
 
-# What may change when a run is resumed: the result does not depend on it, or (device, compile, micro_batch) only in the
-# rounding of sums.
+# What may change when a run is resumed: the result does not depend on it, or (device, compile, recompute, micro_batch)
+# only in the rounding of sums.
 RESUMABLE = (
-    "data.path", "train.device", "train.compile", "train.micro_batch", "train.max_skipped", "train.on_divergence",
-    "train.max_rewinds", "eval.batch", "checkpoint.every", "checkpoint.keep", "log.every", "log.trackers",
-    "growth.static_loops.like", "growth.block_loop.like",
+    "data.path", "train.device", "train.compile", "train.recompute", "train.micro_batch", "train.max_skipped",
+    "train.on_divergence", "train.max_rewinds", "eval.batch", "checkpoint.every", "checkpoint.keep", "log.every",
+    "log.trackers", "growth.static_loops.like", "growth.block_loop.like",
+)  # fmt: skip
+# What else may be another one in a run that branches off: its decay, and what is measured on the way.
+BRANCHED = (
+    "train.steps", "train.branch_from", "train.average", "optimizer.decay", "optimizer.final", "growth.steps",
+    "eval.every", "eval.windows", "eval.rows",
 )  # fmt: skip
 
 
@@ -63,7 +69,10 @@ class Config:
             value = self[name]
             if value < minimum:
                 raise InputError(name, value, f"must be at least {minimum}")
-        self.growth.check(self.train.steps)
+        if self.growth.steps is not None and self.growth.steps < 1:
+            raise InputError("growth.steps", self.growth.steps, "must be at least 1")
+        self.growth.check(self.clock)
+        self._check_branch()
         for name in (key for key in known_values(self) if key.endswith("seed") and key in _known_keys()):
             if not 0 <= self[name] < 2**63:
                 raise InputError(name, self[name], "must be from 0 to 2^63 - 1")
@@ -75,13 +84,32 @@ class Config:
         for name in self.log.trackers:
             of_type("log.trackers", name, TrackerName)
 
+    def _check_branch(self) -> None:
+        """Refuse to branch off where there is nothing left to do, or with a curve that has no decay of its own."""
+        train, curve = self.train, self.optimizer.curve
+        if train.branch_step is None:
+            return
+        if train.branch_step >= train.steps:
+            raise InputError("train.branch_from", train.branch_from, f"must end before train.steps = {train.steps}")
+        if curve != "wsd":
+            expected = "must be wsd with train.branch_from: a branch is the decay that follows a constant rate"
+            raise InputError("optimizer.curve", curve, expected)
+
+    @property
+    def clock(self) -> int:
+        """The updates that growth takes for the whole run: a branch goes on by the clock of its trunk.
+
+        Of a branch that is only described yet they are not known.
+        """
+        return self.growth.steps or (self.train.steps if self.train.branch_from is None else ENDLESS)
+
     def policy(self, name: str) -> Any:
         """One of the run's policies that come with Meristem; None if it is not among them."""
-        return self.growth.policy(name, self.train.steps) if self.growth.has(name) else None
+        return self.growth.policy(name, self.clock) if self.growth.has(name) else None
 
     def build_policies(self) -> list[Policy]:
         """The policies of the run in their order; imports those that are somebody's own."""
-        return self.growth.build(self.train.steps)
+        return self.growth.build(self.clock)
 
     def __getitem__(self, key: str) -> Any:
         section, _, name = key.partition(".")
@@ -95,7 +123,7 @@ class Config:
         tables: dict[str, dict[str, Any]] = {}
         for section in fields(self):
             values = getattr(self, section.name)
-            names = ["policies"] if section.name == "growth" else [entry.name for entry in fields(values)]
+            names = [entry.name for entry in fields(values) if entry.name != "tables"]
             tables[section.name] = {name: getattr(values, name) for name in names}
         tables |= {f"growth.{name}": dict(table) for name, table in self.growth.tables.items()}
         lines: list[str] = []
@@ -188,12 +216,24 @@ def _overridden(values: Mapping[str, Any], arguments: Sequence[str]) -> dict[str
 
 def check_resumable(config: Config, changed: Config) -> None:
     """Refuse a change of anything that the result of a run depends on."""
-    for key in {**known_values(config), **known_values(changed)}:
-        if key not in RESUMABLE and changed[key] != config[key]:
-            raise InputError(
-                key, changed[key],
-                f"the run began with {config[key]!r}; when it is resumed, only {', '.join(RESUMABLE)} can change",
-            )  # fmt: skip
+    if key := _first_change(config, changed, RESUMABLE):
+        raise InputError(
+            key, changed[key],
+            f"the run began with {config[key]!r}; when it is resumed, only {', '.join(RESUMABLE)} can change",
+        )  # fmt: skip
+
+
+def check_branch(trunk: Config, branch: Config) -> None:
+    """Refuse to branch off a run with other settings than it has where its updates depend on them."""
+    if key := _first_change(trunk, branch, (*RESUMABLE, *BRANCHED)):
+        free = ", ".join((*BRANCHED, *RESUMABLE))
+        raise InputError(key, branch[key], f"must be {trunk[key]!r}, as in {branch.train.branch_run}; free are {free}")
+
+
+def _first_change(config: Config, changed: Config, free: Sequence[str]) -> str | None:
+    """The first key, but for those that are free, that two configurations have different values of."""
+    keys = {**known_values(config), **known_values(changed)}
+    return next((key for key in keys if key not in free and changed[key] != config[key]), None)
 
 
 def flatten(config: Config) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, fields
 
 from meristem.choices import (
@@ -89,6 +90,27 @@ class TrainConfig:
     max_skipped: int = 10  # updates with non-finite loss or gradient in a row that are taken for divergence
     on_divergence: OnDivergence = "stop"  # or rewind: go back to the last good checkpoint and pass over these batches
     max_rewinds: int = 3  # times that is done before the run stops
+    branch_from: str | None = None  # RUN@STEP: begin there, at a checkpoint of another run, and let the rate fall
+    recompute: bool = False  # blocks in the backward pass, for a third more work and far less memory
+    average: float = 0.0  # memory of an average of the weights, such as 0.999; 0 keeps none
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.average < 1:
+            expected = "must be below 1, and 0 or above: 0.999 is an average over about the last 1000 updates"
+            raise InputError("train.average", self.average, expected)
+        if self.branch_from is not None and re.fullmatch(r".+@\d{1,18}", self.branch_from, re.DOTALL) is None:
+            expected = "must be RUN@STEP, the folder of a run and a step of which it has a checkpoint"
+            raise InputError("train.branch_from", self.branch_from, expected)
+
+    @property
+    def branch_run(self) -> str | None:
+        """The folder of the run that this one branches off."""
+        return None if self.branch_from is None else self.branch_from.rpartition("@")[0]
+
+    @property
+    def branch_step(self) -> int | None:
+        """The updates that had been done where it branches off."""
+        return None if self.branch_from is None else int(self.branch_from.rpartition("@")[2])
 
 
 RATES: dict[OptimizerKind, float] = {"adamw": 6e-4, "muon": 2e-3}  # peak, where none is given
@@ -102,7 +124,7 @@ class OptimizerConfig:
     lr: float | None = None  # that of the kind if not given
     curve: RateCurve = "cosine"
     warmup: float = 0.025  # fraction of the run
-    decay: float = 0.2  # of wsd: fraction of the run at its end in which the rate falls
+    decay: float = 0.2  # of wsd: fraction of the run at its end in which the rate falls; a branch falls from its start
     final: float = 0.1  # last learning rate, as a fraction of lr
     momentum: float = 0.95  # of muon's matrices; the betas are AdamW's
     beta1: float = 0.9

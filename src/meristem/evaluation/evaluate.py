@@ -40,6 +40,7 @@ class Evaluation:
     distance_windows: int
     plan: Plan
     device: str
+    average: bool = False  # whether of the average of the weights
     file: Path | None = None  # that it was written to
 
     def to_dict(self) -> dict[str, Any]:
@@ -54,17 +55,18 @@ class Evaluation:
 
 
 def evaluate_run(
-    run: str | Path, *, step: int | None = None, windows: int = 256, distance_windows: int = 64,
-    data: Path | None = None, device: str = "auto", out: Path | None = None,
+    run: str | Path, *, step: int | None = None, average: bool = False, windows: int = 256,
+    distance_windows: int = 64, data: Path | None = None, device: str = "auto", out: Path | None = None,
 ) -> Evaluation:  # fmt: skip
     """Measure a checkpoint on the held-out windows of its own data, or of other data with the same tokenizer.
 
+    With `average`, the average of its weights is measured, which the run must have kept.
     The result is also written beside the run's files, or into the folder `out`; see `result_file`.
     """
     for field, value in (("windows", windows), ("distance_windows", distance_windows)):
         if value < 1:
             raise InputError(field, value, "must be at least 1")
-    loaded = load_run(run, step=step, device=device, report=logger.warning)
+    loaded = load_run(run, step=step, average=average, device=device, report=logger.warning)
     model = loaded.decoder
     folder = Path(loaded.config.data.path) if data is None else data
     if folder.is_file():
@@ -93,20 +95,22 @@ def evaluate_run(
         distance_windows=len(probes),
         plan=model.plan,
         device=describe_device(loaded.device),
+        average=average,
     )
     text = json.dumps(result.to_dict(), indent=1, allow_nan=False) + "\n"
-    return replace(result, file=loaded.folder.write(result_file(data), text, out))
+    return replace(result, file=loaded.folder.write(result_file(data, average=average), text, out))
 
 
-def result_file(data: Path | None, *settings: object) -> str:
+def result_file(data: Path | None, *settings: object, average: bool = False) -> str:
     """The name of the file for the result on other data than the run's own, read by these settings; each has its own.
 
-    >>> result_file(None)
-    'eval.json'
+    >>> result_file(None), result_file(None, average=True)
+    ('eval.json', 'eval-average.json')
     """
+    begin = EVALUATION_FILE.removesuffix(".json") + "-average" * average
     if data is None:
-        return EVALUATION_FILE
+        return f"{begin}.json"
     source = [str(data.resolve()), *map(repr, settings)]
     digest = hashlib.sha256("\n".join(source).encode(errors="surrogateescape")).hexdigest()[:8]
     name = "".join(character if character.isalnum() or character in "._-" else "_" for character in data.name)
-    return f"eval-{name[:80]}-{digest}.json"
+    return f"{begin}-{name[:80]}-{digest}.json"

@@ -46,6 +46,7 @@ class ClassEvaluation:
     other_labels: dict[str, int]  # rows of classes that the run does not know
     plan: Plan
     device: str
+    average: bool = False  # whether of the average of the weights
     file: Path | None = None  # that it was written to
 
     @property
@@ -83,6 +84,7 @@ class ClassEvaluation:
             "other_labels": self.other_labels,
             "plan": self.plan.to_dict(),
             "device": self.device,
+            "average": self.average,
         }
 
 
@@ -97,9 +99,9 @@ class _Read:
 
 
 def evaluate_classifier(
-    run: str | Path, *, step: int | None = None, data: Path | None = None, split: str | None = None,
-    columns: dict[str, Any] | None = None, other_labels: str = "count", on_error: str = "refuse",
-    device: str = "auto", out: Path | None = None,
+    run: str | Path, *, step: int | None = None, average: bool = False, data: Path | None = None,
+    split: str | None = None, columns: dict[str, Any] | None = None, other_labels: str = "count",
+    on_error: str = "refuse", device: str = "auto", out: Path | None = None,
 ) -> ClassEvaluation:  # fmt: skip
     """Score a checkpoint on the held-out rows of its own data, of another folder made alike, or on a file of rows.
 
@@ -110,7 +112,7 @@ def evaluate_classifier(
     if other_labels not in OTHER_LABELS:
         raise InputError("other_labels", other_labels, f"must be one of {', '.join(OTHER_LABELS)}")
     check_on_error(on_error)
-    loaded = load_run(run, step=step, device=device, report=logger.warning)
+    loaded = load_run(run, step=step, average=average, device=device, report=logger.warning)
     recipe, context = loaded.recipe, loaded.model.plan.context
     source = Path(loaded.config.data.path) if data is None else data
     if source.is_dir() or data is None:
@@ -144,9 +146,10 @@ def evaluate_classifier(
         other_labels=read.other_labels,
         plan=loaded.model.plan,
         device=describe_device(loaded.device),
+        average=average,
     )
     text = json.dumps(result.to_dict(), indent=1, allow_nan=False) + "\n"
-    return replace(result, file=loaded.folder.write(result_file(data, split, columns), text, out))
+    return replace(result, file=loaded.folder.write(result_file(data, split, columns, average=average), text, out))
 
 
 def _held_out(folder: Path, recipe: Recipe) -> LabelledRows:

@@ -13,7 +13,18 @@ import torch
 from torch import Tensor, nn
 
 from meristem.errors import InputError
-from meristem.growth.edits import BLOCK, FIRST_MOMENTS, GATES, OUT, PREFIX, QKV, SECOND_MOMENTS, WEIGHT, Edit
+from meristem.growth.edits import (
+    AVERAGE,
+    BLOCK,
+    FIRST_MOMENTS,
+    GATES,
+    OUT,
+    PREFIX,
+    QKV,
+    SECOND_MOMENTS,
+    WEIGHT,
+    Edit,
+)
 from meristem.model.growable import Growable
 from meristem.moves import Moves
 from meristem.plan import Plan
@@ -173,7 +184,7 @@ def _check_follows(optimizer: torch.optim.Optimizer, weight: Tensor, state: Mapp
         if value is None or isinstance(value, int | float) or (isinstance(value, Tensor) and value.numel() == 1):
             continue
         shape = tuple(getattr(value, "shape", ()))
-        if name not in FIRST_MOMENTS | SECOND_MOMENTS or shape != tuple(weight.shape):
+        if name not in FIRST_MOMENTS | SECOND_MOMENTS | {AVERAGE} or shape != tuple(weight.shape):
             raise InputError(
                 "optimizer", type(optimizer).__name__,
                 f"keeps {name!r} of shape {shape} for a weight of shape {tuple(weight.shape)}, which cannot follow "

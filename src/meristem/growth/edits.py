@@ -35,6 +35,9 @@ from meristem.plan import LayerPlan, Loop, Plan
 Tensors = Mapping[str, Tensor]
 
 WEIGHT = "weight"  # the kind of tensors that are no moments
+AVERAGE = "average"  # of the weights over the updates; what is new, or made anew, begins in it as the weights do
+AVERAGED = "averaged"  # how many updates it has taken in
+WEIGHTS = frozenset({WEIGHT, AVERAGE})
 # What torch's optimizers keep of every weight: where gradients point, and how large they or the updates are.
 FIRST_MOMENTS = frozenset({"exp_avg", "momentum_buffer", "grad_avg"})
 SECOND_MOMENTS = frozenset({"exp_avg_sq", "max_exp_avg_sq", "square_avg", "sum", "exp_inf", "acc_delta"})
@@ -129,7 +132,7 @@ class AddHead:
         layer = plan.layers[self.layer]
 
         def insert(qkv: Tensor, out: Tensor) -> tuple[Tensor, Tensor]:
-            if kind == WEIGHT:
+            if kind in WEIGHTS:
                 head = self.head.mapped(lambda part: part.to(qkv))
             elif kind in FIRST_MOMENTS:
                 head = empty_head(layer, qkv, out)
@@ -168,7 +171,7 @@ class RemoveHead:
         layer = plan.layers[self.layer]
 
         def drop(qkv: Tensor, out: Tensor) -> tuple[Tensor, Tensor]:
-            folded = self.out.to(out) if kind == WEIGHT and self.out is not None else out
+            folded = self.out.to(out) if kind in WEIGHTS and self.out is not None else out
             return drop_head(layer, qkv, folded, self.head)
 
         result = _with_projections(tensors, self.layer, plan, drop)
@@ -250,7 +253,7 @@ class AddBlock:
         def fill(name: str, rows: Tensor, count: int) -> Tensor:
             if kind in SECOND_MOMENTS:
                 return rows.mean(0, keepdim=True).expand(count, -1)
-            if kind == WEIGHT and name in ("key", "value"):
+            if kind in WEIGHTS and name in ("key", "value"):
                 return (torch.randn(count, plan.width, generator=generator) / plan.width**0.5).to(rows)
             return rows.new_zeros(count, plan.width)
 

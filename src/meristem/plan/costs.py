@@ -8,7 +8,7 @@ two FLOPs.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict, Unpack
 
 from meristem.errors import InputError
 from meristem.limits import MOST_BATCH_TOKENS, check_integer
@@ -73,6 +73,13 @@ class Cost:
         )
 
 
+class TrainingOptions(TypedDict, total=False):
+    """What of the way a plan is trained its memory depends on."""
+
+    average: bool  # whether an average of the weights is kept
+    recompute: bool  # whether blocks keep only their inputs, and are run again in the backward pass
+
+
 @dataclass(frozen=True)
 class Memory:
     """Estimated bytes of one training process (mixed precision, AdamW, chunked vocabulary loss)."""
@@ -129,7 +136,7 @@ def outer_cost(plan: Plan) -> Cost:
     return Cost(v * d + d + trained + (d + 1) * c, activation_bytes_per_token=activations, answer=2 * d * c)
 
 
-def memory(plan: Plan, batch_tokens: int) -> Memory:
+def memory(plan: Plan, batch_tokens: int, *, average: bool = False, recompute: bool = False) -> Memory:
     """Estimated memory of a training step on `batch_tokens` tokens at once."""
     check_integer("batch_tokens", batch_tokens, 1, MOST_BATCH_TOKENS)
     cost = plan.cost
@@ -140,13 +147,22 @@ def memory(plan: Plan, batch_tokens: int) -> Memory:
     return Memory(
         weights=(4 + 2) * cost.parameters,  # float32 and the bf16 copy the products read
         gradients=4 * cost.parameters,
-        optimizer=8 * cost.parameters,
-        activations=batch_tokens * cost.activation_bytes_per_token,
+        optimizer=(12 if average else 8) * cost.parameters,
+        activations=batch_tokens * (_recomputed(plan) if recompute else cost.activation_bytes_per_token),
         loss=logits + weight_gradients,
     )
 
 
-def check_memory(plan: Plan, batch_tokens: int, batch_size: int, available: int) -> None:
+def _recomputed(plan: Plan) -> int:
+    """Bytes per token of activations where blocks are run again: their inputs, and all of one block at a time."""
+    inputs = (2 + 2) * plan.width * sum(1 + layer.repeats for layer in plan.layers)
+    passes = [layer_cost(plan, layer).activation_bytes_per_token // (1 + layer.repeats) for layer in plan.layers]
+    return inputs + max(passes) + outer_cost(plan).activation_bytes_per_token
+
+
+def check_memory(
+    plan: Plan, batch_tokens: int, batch_size: int, available: int, **options: Unpack[TrainingOptions]
+) -> None:
     """Raise unless a training process fits into `available` bytes, naming what is too large.
 
     A forward pass has `batch_tokens` tokens at once; the ids of all `batch_size` sequences of an update are held.
@@ -160,7 +176,7 @@ def check_memory(plan: Plan, batch_tokens: int, batch_size: int, available: int)
     check_integer("batch_size", batch_size, 1)
     batch = 8 * batch_size * (plan.context + 1)
     check("batch_size", batch_size, f"for the ids of so many sequences of {plan.context:,} tokens", batch)
-    needed = plan.memory(batch_tokens)
+    needed = memory(plan, batch_tokens, **options)
     fixed = needed.weights + needed.gradients + needed.optimizer
     check("parameters", plan.parameters, "with gradients and optimizer", fixed)
     check("batch_tokens", batch_tokens, "for the whole training step", needed.total + batch)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from meristem.limits import MOST_PROCESSES, check_integer
-from meristem.plan.costs import GIB
+from meristem.plan.costs import GIB, TrainingOptions
 from meristem.schedules import choices, is_prism_like, short_phases
 from meristem.wording import listed
 
@@ -109,12 +109,13 @@ def plan_facts(plan: Plan, tensor_parallel: int = 1) -> dict[str, Any]:
     }
 
 
-def plan_text(plan: Plan, batch_tokens: int, tensor_parallel: int = 1) -> str:
+def plan_text(plan: Plan, batch_tokens: int, tensor_parallel: int = 1, **options: Unpack[TrainingOptions]) -> str:
     """Table, memory estimate and warnings."""
-    memory = plan.memory(batch_tokens)
+    memory = plan.memory(batch_tokens, **options)
+    recomputed = ", blocks recomputed" * options.get("recompute", False)
     lines = [
         plan.table(),
-        f"training memory about {memory.total / GIB:.1f} GiB at {batch_tokens:,} tokens per pass "
+        f"training memory about {memory.total / GIB:.1f} GiB at {batch_tokens:,} tokens per pass{recomputed} "
         f"(activations {memory.activations / GIB:.1f}, weights {memory.weights / GIB:.1f}, gradients "
         f"{memory.gradients / GIB:.1f}, optimizer {memory.optimizer / GIB:.1f}, loss {memory.loss / GIB:.1f})",
     ]

@@ -14,7 +14,8 @@ def classification_text(result: ClassEvaluation) -> str:
     """A few lines, a table of the classes, and who was taken for whom."""
     scores = result.scores
     lines = [
-        f"{result.run}, step {result.step}: accuracy {scores.accuracy:.4f}, macro-F1 {scores.macro_f1:.4f}, "
+        f"{result.run}, step {result.step}{', average of the weights' * result.average}: "
+        f"accuracy {scores.accuracy:.4f}, macro-F1 {scores.macro_f1:.4f}, "
         f"loss {scores.loss:.4f} over {scores.rows:,} rows of {result.data}",
         f"{result.unknown:.2%} of the pieces are not in the vocabulary",
     ]

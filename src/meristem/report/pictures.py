@@ -20,7 +20,10 @@ from meristem.runs.run_folder import RunFolder
 if TYPE_CHECKING:
     from meristem.evaluation.evaluate import Evaluation
 
-MEASURED = {"loss": "training loss", "held_out_loss": "held-out loss", "accuracy": "accuracy"}  # in metrics.jsonl
+MEASURED = {
+    "loss": "training loss", "held_out_loss": "held-out loss", "held_out_loss_average": "of the average",
+    "accuracy": "accuracy",
+}  # in metrics.jsonl  # fmt: skip
 
 
 def draw_loss(run: str | Path, out: Path | None = None) -> Path | None:
@@ -28,15 +31,15 @@ def draw_loss(run: str | Path, out: Path | None = None) -> Path | None:
     folder = RunFolder.open(Path(run))
     train = folder.config.train
     entries = sound_metrics(folder.read(folder.metrics), train.steps)
-    losses, held_out = (
+    losses, held_out, average = (
         [(e["step"], math.nan if e[name] is None else e[name]) for e in entries if name in e]
-        for name in ("loss", "held_out_loss")
+        for name in ("loss", "held_out_loss", "held_out_loss_average")
     )
     title = folder.path.resolve().name
     if folder.plan.classes is not None:
-        picture = loss_svg(losses, held_out, title, unit="row")
+        picture = loss_svg(losses, held_out, title, unit="row", average=average)
     else:
-        picture = loss_svg(losses, held_out, title, train.batch_size * folder.plan.context)
+        picture = loss_svg(losses, held_out, title, train.batch_size * folder.plan.context, average=average)
     return folder.write("loss.svg", picture, out)
 
 
@@ -80,7 +83,9 @@ def run_text(run: str | Path) -> str:
         newest |= {name: entry[name] for name in ("step", *MEASURED) if name in entry}
     numbers = [f"{MEASURED[name]} {newest[name]:.4f}" for name in MEASURED if newest.get(name) is not None]
     steps = f"step {newest.get('step', 0):,} of {growth.config.train.steps:,}"
-    begin = ", ".join([f"{folder.path.resolve().name}: {steps}", *numbers])
+    train = growth.config.train
+    branch = [] if train.branch_from is None else [f"branched off {train.branch_run} at step {train.branch_step:,}"]
+    begin = ", ".join([f"{folder.path.resolve().name}: {steps}", *branch, *numbers])
     return "\n".join([begin, *growth.lines(), *(f"warning: {text}" for text in folder.damages())])
 
 
@@ -88,7 +93,8 @@ def evaluation_text(result: Evaluation) -> str:
     """A few lines and a small table for the terminal."""
     even = even_distance(result.plan.context)
     lines = [
-        f"{result.run}, step {result.step}: held-out loss {result.loss:.4f}, perplexity {result.perplexity:.2f}"
+        f"{result.run}, step {result.step}{', average of the weights' * result.average}: "
+        f"held-out loss {result.loss:.4f}, perplexity {result.perplexity:.2f}"
         + ("" if result.bits_per_byte is None else f", {result.bits_per_byte:.3f} bits per byte")
         + f" over {result.tokens:,} tokens",
         f"attention distance in tokens (even attention: {even:.1f}):",

@@ -12,16 +12,17 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from meristem.errors import Remedy, RunError, shown
+from meristem.errors import InputError, Remedy, RunError, shown
 from meristem.files import beside, flush, read_json, sha256_of, staged
 from meristem.growth.apply import adopt
+from meristem.growth.edits import AVERAGE, AVERAGED
 from meristem.model import Transformer
 from meristem.plan import Plan
 from meristem.runs.tensor_file import load_tensors, save_tensors
@@ -61,6 +62,26 @@ class Checkpoint:
     def plan(self) -> Plan:
         """The structure at that step."""
         return Plan.from_dict(self.state.get("plan"))
+
+    def averaged(self) -> Checkpoint:
+        """The checkpoint with the average of the weights in their place; one that has none is an error."""
+        averages = {name: self.optimizer[key] for name in self.model if (key := f"{name}.{AVERAGE}") in self.optimizer}
+        if not averages:
+            raise InputError("average", True, f"was not kept: the checkpoint of step {self.step} has none")
+        return replace(self, model={**self.model, **averages})
+
+    def without_average(self) -> Checkpoint:
+        """The checkpoint without an average of the weights."""
+        kept = {
+            name: held for name, held in self.optimizer.items() if not name.endswith((f".{AVERAGE}", f".{AVERAGED}"))
+        }
+        return replace(self, optimizer=kept)
+
+    def with_state(self, state: Mapping[str, Any], logs: Sequence[Path]) -> Snapshot:
+        """The same tensors with another state, ready to be written as a checkpoint of another run."""
+        tensors = {MODEL: self.model, OPTIMIZER: self.optimizer, RNG: self.rng, GROWTH: self.growth}
+        held = {file: tensors[file] for file in tensors if file != GROWTH or self.growth}
+        return Snapshot(self.step, held, state, logs)
 
 
 # --- saving ----------------------------------------------------------------------------------------------------------

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from meristem.errors import RunError
-from meristem.files import read_json
+from meristem.files import read_json, write_atomically
 from meristem.wording import counted
 
 REWINDS_FILE = "rewinds.json"
@@ -48,6 +49,12 @@ def load_rewinds(folder: Path) -> tuple[Rewind, ...]:
         return tuple(_rewind(entry) for entry in read_json(path)["rewinds"])
     except (KeyError, TypeError, ValueError) as error:
         raise RunError(f"{path}: not a list of rewinds ({error!r}); restore it from a copy") from error
+
+
+def write_rewinds(folder: Path, rewinds: Sequence[Rewind]) -> None:
+    """Record all returns of a run."""
+    content = {"rewinds": [rewind.to_dict() for rewind in rewinds]}
+    write_atomically(folder / REWINDS_FILE, json.dumps(content, indent=1) + "\n")
 
 
 def _rewind(entry: Any) -> Rewind:

@@ -84,30 +84,38 @@ def damage(path: Path, position: Position | None) -> str:
 def rewind_log(path: Path, step: int, position: Position | None, known: Collection[str] = ()) -> str:
     """Take a log back to where it was at a step; what a person should know about it, or nothing.
 
-    What it held at the position stays as it is, of what follows the entries up to the step, but for those that are
-    `known` to be written again. A log that is not what it
-    was is kept aside as it is, and all its entries are chosen by their step; so are those of a checkpoint of an older
-    version, which knows no position.
+    A log that is not what it was is kept aside as it is. What stays, and which entries are `known`, says `log_until`.
     """
     content = read_bytes(path) if path.is_file() else b""
+    kept, said = log_until(content, step, position, known)
+    if said:
+        said = f"{path}: is not what was recorded until step {step} ({said})"
+        if path.is_file():
+            aside = aside_name(path)
+            shutil.copyfile(path, aside)
+            said += f"; what can be read is kept, the file as it was is {aside.name}"
+    if kept != content:
+        write_atomically(path, kept.decode("utf-8"))
+    return said
+
+
+def log_until(content: bytes, step: int, position: Position | None, known: Collection[str] = ()) -> tuple[bytes, str]:
+    """What a log held at a step, and what is wrong with it, or nothing.
+
+    What it held at the position stays as it is, of what follows the entries up to the step, but for those that are
+    `known` to be written again. Of a log that is not what it was all entries are chosen by their step; so are those of
+    a checkpoint of an older version, which knows no position.
+    """
     begin, said = content[: 0 if position is None else position.size], ""
     if position is not None and Position.of(begin) != position:
         cut = len(begin) < position.size
         begin, said = b"", f"it has {len(content):,} bytes, and had {position.size:,}" if cut else "changed"
     damaged = sum(_entry(line) is None for line in _lines(content[len(begin) :])[:-1])  # the last may be cut off
-    if said or damaged:
-        said = f"{path}: is not what was recorded until step {step} ({said or counted(damaged, 'damaged line')})"
-        if path.is_file():
-            aside = aside_name(path)
-            shutil.copyfile(path, aside)
-            said += f"; what can be read is kept, the file as it was is {aside.name}"
+    said = said or (counted(damaged, "damaged line") if damaged else "")
     rest = [entry for line in _lines(content[len(begin) :]) if (entry := _entry(line)) and entry["step"] <= step]
     if begin:
         rest = [entry for entry in rest if entry.get("event") not in known]
-    kept = begin + "".join(json.dumps(entry) + "\n" for entry in rest).encode()
-    if kept != content:
-        write_atomically(path, kept.decode("utf-8"))
-    return said
+    return begin + "".join(json.dumps(entry) + "\n" for entry in rest).encode(), said
 
 
 def aside_name(path: Path) -> Path:

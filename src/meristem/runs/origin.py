@@ -82,7 +82,7 @@ class Origin:
                     f"the run began with {shown(began)}, but {folder / 'config.toml'} says otherwise; set it back, "
                     "or begin a new run",
                 )  # fmt: skip
-        if (field := _first_difference(_as_json(plan.to_dict()), self.plan)) is not None:
+        if (field := _difference(_as_json(plan.to_dict()), self.plan)) is not None:
             raise RunError(f"{folder / 'plan.json'}: {field} is not what the run began with; restore it from a copy")
         for name, digest in self.readers.items():
             if not (folder / name).is_file() or sha256_of(folder / name) != digest:
@@ -109,7 +109,12 @@ def _as_json(value: Any) -> Any:
     return json.loads(json.dumps(value))
 
 
-def _first_difference(mine: Any, other: Any, name: str = "") -> str | None:
+def first_difference(mine: Plan, other: Plan) -> str | None:
+    """Where two plans differ first, such as `layers[1].heads`; None if they are equal."""
+    return _difference(_as_json(mine.to_dict()), _as_json(other.to_dict()))
+
+
+def _difference(mine: Any, other: Any, name: str = "") -> str | None:
     """Where two JSON values differ first, such as `layers[1].heads`; None if they are equal."""
     if isinstance(mine, dict) and isinstance(other, dict):
         pairs = [(f"{name}.{key}".lstrip("."), mine.get(key), other.get(key)) for key in (mine | other)]
@@ -117,4 +122,4 @@ def _first_difference(mine: Any, other: Any, name: str = "") -> str | None:
         pairs = [(f"{name}[{i}]", a, b) for i, (a, b) in enumerate(zip(mine, other, strict=True))]
     else:
         return None if mine == other else name
-    return next((found for field, a, b in pairs if (found := _first_difference(a, b, field)) is not None), None)
+    return next((found for field, a, b in pairs if (found := _difference(a, b, field)) is not None), None)

@@ -72,8 +72,11 @@ class RunFolder:
 
     @classmethod
     @contextmanager
-    def created(cls, path: Path, config: Config, plan: Plan, data: TokenData | LabelledData) -> Iterator[RunFolder]:
-        """Begin a run in a new or empty folder, and hold it.
+    def created(
+        cls, path: Path, config: Config, plan: Plan, data: TokenData | LabelledData,
+        fill: Callable[[RunFolder], None] = lambda folder: None,
+    ) -> Iterator[RunFolder]:  # fmt: skip
+        """Begin a run in a new or empty folder, and hold it; `fill` puts into it what it begins with besides.
 
         The folder is filled and locked under another name, and gets its own when it is whole: there are no half-begun
         runs, and of two processes that begin one at the same time, one finds the other at work.
@@ -93,6 +96,7 @@ class RunFolder:
                 (aside / "plan.json").write_text(plan.to_json(), encoding="utf-8")
                 (aside / "config.toml").write_text(config.to_toml(), encoding="utf-8")
                 Origin.of(aside, config, plan, data.index.digest).save(aside)
+                fill(cls(aside))
                 flush_folder(aside)
                 try:
                     aside.rename(path)
@@ -160,11 +164,15 @@ class RunFolder:
         checkpoints = list_checkpoints(self.checkpoints)
         return step_of(checkpoints[-1]) if checkpoints else 0
 
+    @property
+    def data_digest(self) -> Any:
+        """The digest of the data that the run began with."""
+        origin = self.origin
+        return read_json(self.path / OLDER_FILE).get("digest") if origin is None else origin.data
+
     def check_data(self, data: TokenData | LabelledData) -> None:
         """Refuse to go on with other data than the run began with."""
-        origin = self.origin
-        began = read_json(self.path / OLDER_FILE).get("digest") if origin is None else origin.data
-        if data.index.digest != began:
+        if data.index.digest != self.data_digest:
             raise InputError("data.path", str(data.folder), "is not the data this run began with (its tokens differ)")
 
     def read(self, log: Path) -> Iterator[dict[str, Any]]:
@@ -250,9 +258,13 @@ def settle(model: Transformer) -> None:
 
 
 def load_run(
-    path: str | Path, *, step: int | None = None, device: str = "auto", report: Callable[[str], None] = logger.warning
-) -> LoadedRun:
-    """Open a run with the weights of its newest checkpoint, or of the one at `step`."""
+    path: str | Path, *, step: int | None = None, average: bool = False, device: str = "auto",
+    report: Callable[[str], None] = logger.warning,
+) -> LoadedRun:  # fmt: skip
+    """Open a run with the weights of its newest checkpoint, or of the one at `step`, or with their `average`.
+
+    model = load_run("runs/first", average=True).model
+    """
     folder = RunFolder.open(Path(path))
     checkpoint: Checkpoint | None
     if step is None:
@@ -264,6 +276,12 @@ def load_run(
         if step not in names:
             raise InputError("step", step, f"has no checkpoint; there are [{listed(list(map(str, names)), 20)}]")
         checkpoint = load_checkpoint(names[step])
+    if average:
+        try:
+            checkpoint = checkpoint.averaged()
+        except InputError as error:
+            expected = f"{error.expected}; {folder.path} was trained with train.average = {folder.config.train.average}"
+            raise InputError("average", True, expected) from None
     place = choose_device(device)
     model = build_model(checkpoint.plan)
     try:

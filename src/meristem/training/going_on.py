@@ -10,7 +10,6 @@ from typing import Any
 
 from meristem.config import RESUMABLE, Config
 from meristem.errors import InputError, Remedy, RunError, shown
-from meristem.files import write_atomically
 from meristem.ranks import from_first_rank
 from meristem.runs.checkpoint import (
     Checkpoint,
@@ -22,7 +21,7 @@ from meristem.runs.checkpoint import (
     remove_checkpoint,
     step_of,
 )
-from meristem.runs.divergence import REWINDS_FILE, Diverged, Rewind, batch_number
+from meristem.runs.divergence import REWINDS_FILE, Diverged, Rewind, batch_number, write_rewinds
 from meristem.runs.log import Log, positions, rewind_log
 from meristem.runs.origin import ORIGIN_FILE
 from meristem.runs.run_folder import RunFolder
@@ -53,9 +52,11 @@ def check_bound(folder: RunFolder, config: Config, checkpoint: Checkpoint | None
     """Refuse to go on where a checkpoint is not of this run, or where there should be one; note changed settings."""
     if checkpoint is None:
         saved = [entry["step"] for entry in folder.read(folder.events) if entry.get("event") == "checkpoint"]
+        if config.train.branch_step is not None:  # without a checkpoint it would not be a branch
+            saved = [*saved, config.train.branch_step]
         if saved:
             raise RunError(
-                f"{folder.checkpoints}: holds no checkpoint, though one of step {saved[-1]} was written; bring it "
+                f"{folder.checkpoints}: holds no checkpoint, though one of step {max(saved)} was written; bring it "
                 "back, or begin anew",
                 Remedy(("from_start",), "resume", str(folder.path)),
             )
@@ -104,8 +105,9 @@ def go_back(folder: RunFolder, config: Config, diverged: Diverged, peers: Proces
     """
     good = load_agreed(folder, peers, lambda text: None, lambda path: _is_good(path, diverged.first))
     step, rewinds = 0 if good is None else good.step, folder.rewinds
-    if config.train.on_divergence == "stop" or len(rewinds) >= config.train.max_rewinds:
-        found = "no checkpoint had been written yet"
+    lost = good is None and config.train.branch_from is not None  # there is no start to go back to
+    if config.train.on_divergence == "stop" or len(rewinds) >= config.train.max_rewinds or lost:
+        found = "there is no good checkpoint" if lost else "no checkpoint had been written yet"
         if good is not None:
             found = f"the last good checkpoint is {folder.checkpoints / checkpoint_name(step)}"
         tried = f" after {len(rewinds)} rewinds" if rewinds else "; train.on_divergence = rewind would pass over them"
@@ -117,8 +119,7 @@ def go_back(folder: RunFolder, config: Config, diverged: Diverged, peers: Proces
         for path in list_checkpoints(folder.checkpoints):
             if step_of(path) > step:
                 remove_checkpoint(path)
-        content = {"rewinds": [entry.to_dict() for entry in (*rewinds, rewind)]}
-        write_atomically(folder.path / REWINDS_FILE, json.dumps(content, indent=1) + "\n")
+        write_rewinds(folder.path, (*rewinds, rewind))
         restore_logs(folder, good, logger.warning)
         logger.warning("%s: back to step %d, passing over batches %d to %d", diverged, step, first, last)
     peers.wait()

@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from meristem.devices import autocast
 from meristem.model.transformer import Regions
-from meristem.training.compilation import compiled_regions
+from meristem.training.compilation import compiled_regions, recomputed
 from meristem.training.cuda_graph import RecordedStep
 
 
@@ -21,12 +21,15 @@ class Gradients:
     With `graph`, forward and backward of a micro-batch are recorded once as a CUDA graph and then replayed, which
     removes the gaps between some five hundred kernel launches. A model that has changed is recorded anew at once; only
     where one change follows soon upon another it has to rest first, since a recording takes as long as several updates.
+    With `recompute` the activations of a block are not kept for the backward pass but computed again.
     """
 
-    def __init__(self, model: nn.Module, *, compile: bool, device: torch.device) -> None:
+    def __init__(self, model: nn.Module, *, compile: bool, device: torch.device, recompute: bool = False) -> None:
         self.device = device
         self._follow(model)
         self.regions = compiled_regions() if compile else Regions()
+        if recompute:
+            self.regions = recomputed(self.regions)
         self.graph = RecordedStep(self) if compile and device.type == "cuda" and self.distributed is None else None
 
     def restructured(self, model: nn.Module | None = None) -> None:

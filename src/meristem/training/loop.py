@@ -22,7 +22,7 @@ from meristem.config.growth import table_name
 from meristem.data import LabelledData, TokenData, open_data
 from meristem.devices import autocast, compute_dtype, describe_device, memory_of
 from meristem.errors import InputError, RunError, shortened
-from meristem.files import new_folder, write_atomically
+from meristem.files import absolute, new_folder, write_atomically
 from meristem.growth import Grower
 from meristem.growth.policies import POLICIES
 from meristem.limits import check_integer
@@ -45,6 +45,8 @@ from meristem.runs.log import Log
 from meristem.runs.origin import Origin
 from meristem.runs.run_folder import RunFolder
 from meristem.runs.saver import Saver
+from meristem.training.averaging import averaged, update_average
+from meristem.training.branching import Trunk, begin_anew
 from meristem.training.display import make_display
 from meristem.training.distributed import Processes, processes
 from meristem.training.going_on import binding, check_bound, go_back, load_agreed, restore_logs
@@ -80,10 +82,16 @@ def train(config: Config, out: str | Path) -> Outcome:
         config = _with_absolute_paths(config)
         _check_batch(config, peers)
         data = _opened(config, peers)
+        trunk = Trunk.of(config)
+        if trunk is not None:
+            config = trunk.followed(config, data)
         plan = starting_plan(config, initial_plan(config, data))
+        if trunk is not None:
+            trunk.check_plan(plan)
         _check(config, plan, data, peers)
-        with _begun(Path(out), config, plan, data, peers) as folder:
-            return _trained(folder, config, data, None, peers)
+        with _begun(Path(out), config, plan, data, peers, trunk) as folder:
+            checkpoint = None if trunk is None else load_agreed(folder, peers, logger.warning)
+            return _trained(folder, config, data, checkpoint, peers)
 
 
 def resume(out: str | Path, config: Config | None = None, *, from_start: bool = False) -> Outcome:
@@ -95,6 +103,8 @@ def resume(out: str | Path, config: Config | None = None, *, from_start: bool = 
     """
     folder = RunFolder.open(Path(out))
     config = folder.config if config is None else _with_absolute_paths(config)
+    if config.train.branch_from is not None and config.growth.steps is None:  # it was not given, but found out
+        config = replace(config, growth=replace(config.growth, steps=folder.config.growth.steps))
     check_resumable(folder.config, config)
     with processes(config.train.device) as peers, _held(folder, peers):
         say: Callable[[str], None] = logger.warning if peers.first else lambda text: None
@@ -103,8 +113,8 @@ def resume(out: str | Path, config: Config | None = None, *, from_start: bool = 
         folder.check_data(data)
         _check_memory(config, folder.plan, peers)
         check_trackers(config.log.trackers)
-        if from_start and peers.first:
-            say(f"beginning from the start; what was there is kept in {folder.set_aside()}")
+        if from_start:
+            begin_anew(folder, config, data, peers, say)
         peers.wait()
         checkpoint = load_agreed(folder, peers, say)
         check_bound(folder, config, checkpoint, say)
@@ -165,13 +175,15 @@ class Trainer:
         self.optimizer = make_optimizer(self.model, config.optimizer)
         self.grower = make_grower(config, self.model, self.optimizer)
         self.progress = Progress()
-        self.begins = checkpoint is None
+        self.begins = checkpoint is None or checkpoint.step == config.train.branch_step
         self.rewinds = folder.rewinds
         self.bound = binding(folder, config)
         self.overdue = False  # whether a save waits for an update that is finite
         if checkpoint is not None:
             self.restore(checkpoint, self.task.step_flops(checkpoint.plan).causal)
-        self.gradients = Gradients(peers.wrap(self.model), compile=self.compiled, device=device)
+        self.gradients = Gradients(
+            peers.wrap(self.model), compile=self.compiled, device=device, recompute=config.train.recompute
+        )
         self.readings, self.clock = PendingReadings(), Clock()
         self.saver = Saver(folder.checkpoints, config.checkpoint.keep)
         self.tokens = self.targets = torch.empty(0)  # of the last update, (micro-batches, b, ...)
@@ -258,8 +270,10 @@ class Trainer:
         loss = self.gradients(self.tokens, self.targets)
         shared = torch.stack((loss, torch.full_like(loss, float(asked_to_stop))))
         loss, asked = mean_over_ranks(shared).unbind()  # all processes decide from the same numbers
-        lr = learning_rate(step, self.config.train.steps, self.config.optimizer)
+        lr = learning_rate(step, self.config.train.steps, self.config.optimizer, self.config.train.branch_step)
         norm, skipped = guarded_update(self.optimizer, lr, loss, self.config.optimizer.clip)
+        if self.config.train.average:
+            update_average(self.optimizer, self.config.train.average, skipped)
         self.progress.step = step + 1
         reading = self.readings.push(step + 1, torch.stack((loss, norm, skipped, asked)))
         if reading is not None:  # not when readings are flushed: on a CPU no time passes between the last two
@@ -320,13 +334,27 @@ class Trainer:
         if not (evaluates or saves or stopping):
             return False
         stopping = self.settle(self.readings.flush(), record) or stopping
-        if evaluates and self.peers.first:
-            self.progress.measured = self.task.measure(self.model, self.peers.device)
-            record.measured(step, self.progress.measured)
+        if evaluates:
+            found = self.measure()
+            if self.peers.first:
+                self.progress.measured = found
+                record.measured(step, found)
         if saves or stopping:
             self.save(record, good=evaluates and from_first_rank(math.isfinite(self.progress.held_out or 0.0)))
         self.clock.pause()
         return stopping
+
+    def measure(self) -> dict[str, float]:
+        """Numbers about held-out data, by the weights and, under names of their own, by their average.
+
+        The first process finds them; on the others there are none.
+        """
+        found = self.task.measure(self.model, self.peers.device) if self.peers.first else {}
+        if self.config.train.average:
+            with averaged(self.optimizer):
+                again = self.task.measure(self.model, self.peers.device) if self.peers.first else {}
+            found |= {f"{name}_average": value for name, value in again.items()}
+        return found
 
     def save(self, record: Recorder, *, good: bool) -> None:
         """Begin to write a checkpoint, which is good already if the loss from these weights was seen to be finite.
@@ -370,11 +398,16 @@ class Trainer:
 
 @contextmanager
 def _begun(
-    out: Path, config: Config, plan: Plan, data: TokenData | LabelledData, peers: Processes
+    out: Path, config: Config, plan: Plan, data: TokenData | LabelledData, peers: Processes, trunk: Trunk | None
 ) -> Iterator[RunFolder]:
     """The folder of a new run, made and held by the process that writes."""
+
+    def fill(folder: RunFolder) -> None:
+        if trunk is not None:
+            trunk.fill(folder, config, trunk.load())
+
     if peers.first:
-        with RunFolder.created(out, config, plan, data) as folder:
+        with RunFolder.created(out, config, plan, data, fill) as folder:
             peers.wait()
             yield folder
     else:
@@ -390,11 +423,17 @@ def _held(folder: RunFolder, peers: Processes) -> AbstractContextManager[None]:
 def _with_absolute_paths(config: Config) -> Config:
     """The configuration with paths that hold from any folder."""
     tables = {
-        name: {**table, "like": str(Path(table["like"]).resolve())} if name in LIKE and table.get("like") else table
+        name: {**table, "like": str(absolute(f"growth.{name}.like", table["like"]))}
+        if name in LIKE and table.get("like")
+        else table
         for name, table in config.growth.tables.items()
     }
-    data = replace(config.data, path=str(Path(config.data.path).resolve()))
-    return replace(config, data=data, growth=replace(config.growth, tables=tables))
+    data = replace(config.data, path=str(absolute("data.path", config.data.path)))
+    train = config.train
+    if train.branch_run is not None:
+        trunk = absolute("train.branch_from", train.branch_run)
+        train = replace(train, branch_from=f"{trunk}@{train.branch_step}")
+    return replace(config, data=data, train=train, growth=replace(config.growth, tables=tables))
 
 
 def _micro_batch(config: Config, peers: Processes) -> int:
@@ -426,11 +465,15 @@ def _check_memory(config: Config, plan: Plan, peers: Processes) -> None:
     plan = replace(plan, layers=plan.target or plan.layers, target=())
     micro = _micro_batch(config, peers)
     try:
-        plan.check_memory(micro * plan.context, config.train.batch_size, memory_of(peers.device))
+        plan.check_memory(
+            micro * plan.context, config.train.batch_size, memory_of(peers.device),
+            average=config.train.average > 0, recompute=config.train.recompute,
+        )  # fmt: skip
     except InputError as error:
         names = {"batch_size": "train.batch_size", "batch_tokens": "train.micro_batch", "parameters": "[model]"}
         value = micro if error.field == "batch_tokens" else error.value
-        raise InputError(names[error.field], value, f"{error.expected}; take a smaller model or batch") from None
+        less = " or train.recompute" if error.field == "batch_tokens" and not config.train.recompute else ""
+        raise InputError(names[error.field], value, f"{error.expected}; take a smaller model or batch{less}") from None
 
 
 def _opened(config: Config, peers: Processes) -> TokenData | LabelledData:

@@ -20,17 +20,23 @@ def learning_rate(step: int, steps: int, config: OptimizerConfig, branched: int 
     """The rate of update `step` (0-based) of `steps`: linear up to the peak, then down to the floor.
 
     By "cosine" that is half a cosine. By "wsd" the rate stays, and falls in a straight line in the last part of the
-    run, or from the update on at which the run has `branched` off another.
+    run, or from the update on at which the run has `branched` off another, where the warm-up is over.
     """
-    warmup = round(config.warmup * steps)
+    warmup, begin = constant_part(steps, config, branched)
     if step < warmup:
         return config.rate * (step + 1) / (warmup + 1)
     floor = config.rate * config.final
     if config.curve == "wsd":
-        begin = round((1 - config.decay) * steps) if branched is None else branched
         return config.rate + (floor - config.rate) * max(0, step - begin + 1) / max(1, steps - begin)
     progress = (step - warmup) / max(1, steps - 1 - warmup)
     return floor + (config.rate - floor) * 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
+
+
+def constant_part(steps: int, config: OptimizerConfig, branched: int | None = None) -> tuple[int, int]:
+    """The updates done when the warm-up of a run is over, and when the decay of "wsd" begins."""
+    if branched is not None:
+        return 0, branched
+    return round(config.warmup * steps), round((1 - config.decay) * steps)
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:

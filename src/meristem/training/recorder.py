@@ -138,7 +138,7 @@ class Recorder:
             "step": reading.step,
             "loss": finite(reading.loss),
             "gradient_norm": finite(reading.gradient_norm),
-            "lr": learning_rate(reading.step - 1, steps, self.config.optimizer),
+            "lr": learning_rate(reading.step - 1, steps, self.config.optimizer, self.config.train.branch_step),
             "tokens": reading.step * tokens,
             "flops": self.flops(reading.step),
             "tokens_per_second": None if pace is None else tokens / pace,
@@ -153,8 +153,12 @@ class Recorder:
     def measured(self, step: int, values: Mapping[str, float]) -> None:
         """What was measured on held-out data."""
         self._write({"step": step, **{name: finite(value) for name, value in values.items()}})
-        accuracy = f", accuracy {values['accuracy']:.4f}" if "accuracy" in values else ""
-        self.display.note(f"step {step}: held-out loss {values['held_out_loss']:.4f}{accuracy}")
+        said = f"step {step}: held-out loss {values['held_out_loss']:.4f}"
+        said += f", accuracy {values['accuracy']:.4f}" if "accuracy" in values else ""
+        if "held_out_loss_average" in values:
+            said += f"; of the average {values['held_out_loss_average']:.4f}"
+            said += f", {values['accuracy_average']:.4f}" if "accuracy" in values else ""
+        self.display.note(said)
 
     def event(self, kind: str, step: int, **facts: Any) -> None:
         if self.peers.first:
