@@ -34,9 +34,9 @@ CLOSE = 0.7  # of difflib's measure: from here on a name is taken for another on
 # What may change when a run is resumed: the result does not depend on it, or (device, compile, micro_batch) only in the
 # rounding of sums.
 RESUMABLE = (
-    "data.path", "train.device", "train.compile", "train.micro_batch", "train.max_skipped", "train.on_divergence",
-    "train.max_rewinds", "eval.batch", "checkpoint.every", "checkpoint.keep", "log.every", "log.trackers",
-    "growth.static_loops.like", "growth.block_loop.like",
+    "data.path", "train.device", "train.compile", "train.parallel", "train.micro_batch", "train.max_skipped",
+    "train.on_divergence", "train.max_rewinds", "eval.batch", "checkpoint.every", "checkpoint.keep", "log.every",
+    "log.trackers", "growth.static_loops.like", "growth.block_loop.like",
 )  # fmt: skip
 
 

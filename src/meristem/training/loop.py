@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from meristem import __version__
 from meristem.config import Config, check_resumable
@@ -53,6 +53,7 @@ from meristem.training.growth_from_config import make_grower, starting_plan
 from meristem.training.meter import Clock, PendingReadings, StepReading
 from meristem.training.optimizer import guarded_update, learning_rate, make_optimizer
 from meristem.training.recorder import Progress, Recorder, due
+from meristem.training.sharding import Sharded
 from meristem.training.signals import BROKEN_PIPE, StopSignals
 from meristem.training.tasks import initial_plan, make_task
 from meristem.training.trackers import check_trackers
@@ -171,7 +172,11 @@ class Trainer:
         self.overdue = False  # whether a save waits for an update that is finite
         if checkpoint is not None:
             self.restore(checkpoint, self.task.step_flops(checkpoint.plan).causal)
-        self.gradients = Gradients(peers.wrap(self.model), compile=self.compiled, device=device)
+        wrapped = peers.wrap(self.model, self.optimizer, config.train.parallel)
+        self.sharded = wrapped if isinstance(wrapped, Sharded) else None
+        if self.grower is not None:
+            self.grower.whole = self.whole
+        self.gradients = Gradients(wrapped, compile=self.compiled, device=device)
         self.readings, self.clock = PendingReadings(), Clock()
         self.saver = Saver(folder.checkpoints, config.checkpoint.keep)
         self.tokens = self.targets = torch.empty(0)  # of the last update, (micro-batches, b, ...)
@@ -180,7 +185,8 @@ class Trainer:
         """Take up what a checkpoint holds; one that does not fit is an error that names it."""
         state = checkpoint.state
         try:
-            restore_model(checkpoint, self.model, self.optimizer)
+            shared_out = self.config.train.parallel == "fsdp" and self.peers.world > 1  # moments then go along
+            restore_model(checkpoint, self.model, self.optimizer, torch.device("cpu") if shared_out else None)
             restore_rng(checkpoint.rng)
             for name in ("skipped", "skipped_in_a_row"):
                 check_integer(name, state[name], 0)
@@ -304,13 +310,21 @@ class Trainer:
             stopping = self.settle(self.readings.flush(), record)
             self.clock.pause()
         if growth.changed:
-            self.gradients.restructured(self.peers.wrap(self.model) if growth.exchanged else None)
+            self.gradients.restructured(self.rewrapped() if growth.exchanged else None)
             record.restructured(step, self.plan)
         for event in growth.events:
             record.growth(event)
         if growth.observation is not None:
             record.observation(step, growth.observation)
         return stopping
+
+    def whole(self) -> AbstractContextManager[None]:
+        """Within this the model has its whole weights on every process; all of them must come here."""
+        return nullcontext() if self.sharded is None else self.sharded.whole()
+
+    def rewrapped(self) -> nn.Module:
+        """The model for several processes after its parameters were exchanged; a sharded one is already made anew."""
+        return self.sharded or self.peers.wrap(self.model, self.optimizer)
 
     def evaluate_and_save(self, stopping: bool, record: Recorder) -> bool:
         """Evaluate and save, each when it is due, or save to stop; whether to stop."""
@@ -320,9 +334,11 @@ class Trainer:
         if not (evaluates or saves or stopping):
             return False
         stopping = self.settle(self.readings.flush(), record) or stopping
-        if evaluates and self.peers.first:
-            self.progress.measured = self.task.measure(self.model, self.peers.device)
-            record.measured(step, self.progress.measured)
+        if evaluates:
+            with self.whole():
+                if self.peers.first:
+                    self.progress.measured = self.task.measure(self.model, self.peers.device)
+                    record.measured(step, self.progress.measured)
         if saves or stopping:
             self.save(record, good=evaluates and from_first_rank(math.isfinite(self.progress.held_out or 0.0)))
         self.clock.pause()
@@ -336,7 +352,7 @@ class Trainer:
         config, progress = self.config, self.progress
         last = progress.step == config.train.steps  # then they are the best there is, if they are finite
         self.overdue = progress.skipped_in_a_row > 0 and not last
-        if self.overdue or not self.peers.first:
+        if self.overdue or (self.sharded is None and not self.peers.first):
             return
         self.note_saved(record, wait=True)
         taken = snapshot(
@@ -350,7 +366,10 @@ class Trainer:
                 "processes": self.peers.world, "seeds": {"weights": config.train.seed, "data": config.data.seed},
                 "meristem": __version__, "torch": torch.__version__,
             },
+            keep=self.peers.first,
         )  # fmt: skip
+        if not self.peers.first:
+            return
         self.saver.save(taken)
         if good:
             self.saver.proven(progress.step + 1)  # a finite held-out loss proves it as the next update would
