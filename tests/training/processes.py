@@ -1,7 +1,7 @@
 """Runs made by several processes each, one after the other: `python processes.py JOBS`, a JSON list of jobs.
 
-A job is `[world, "train", CONFIG.toml, RUN]` or `[world, "resume", RUN, SETTING, VALUE, ...]`. The processes are forked,
-so that torch is imported once for all of them.
+A job is `[world, "train", CONFIG.toml, RUN]` or `[world, "resume", RUN, "--section.key", VALUE, ...]`. The processes are
+forked, so that torch is imported once for all of them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import sys
 from multiprocessing import get_context
 from pathlib import Path
 
-import torch._dynamo  # noqa: F401  (the first use of an operator would import it, in every process)
+import torch._dynamo  # the first use of an operator would import it, in every process
 import torch.distributed.tensor
 
 from meristem.config import load_config, override

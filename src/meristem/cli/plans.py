@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from meristem.arguments import integers
-from meristem.choices import Pooling, Schedule
+from meristem.choices import OptimizerKind, Parallel, Pooling, Schedule
 from meristem.cli.app import app, examples
 from meristem.errors import InputError
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     epilog=examples(
         "meristem plan --layers 12 --width 768 --heads 12 --against uniform",
         "meristem plan --heads 3,3,6,6,12,12 --out my-plan.json",
+        "meristem plan --layers 32 --width 4096 --heads 32 --schedule uniform --world 8 --parallel fsdp",
     ),
 )
 def plan_command(
@@ -46,6 +47,11 @@ def plan_command(
     pooling: Annotated[Pooling, typer.Option(help="What a classifier's answer is read from.")] = "mean",
     tensor_parallel: Annotated[int, typer.Option(help="Warn unless this size divides all head counts.")] = 1,
     batch_tokens: Annotated[int, typer.Option(help="Tokens per forward pass, for the memory estimate.")] = 32768,
+    optimizer: Annotated[OptimizerKind, typer.Option(help="Whose moments are kept, for the same.")] = "adamw",
+    world: Annotated[int, typer.Option(help="Processes that train together, for the same.")] = 1,
+    parallel: Annotated[
+        Parallel | None, typer.Option(help="Whether each of them has the whole model, ddp, or its part of it, fsdp.")
+    ] = None,
     against: Annotated[Schedule | None, typer.Option(help="Schedule to set beside this one.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
     out: Annotated[Path | None, typer.Option(help="Write the plan to a file.")] = None,
@@ -53,6 +59,7 @@ def plan_command(
     """Print a plan: its structure, what it costs, and what will be slow."""
     from meristem.files import write_atomically
     from meristem.plan import Plan
+    from meristem.plan.costs import TrainingSetup
     from meristem.plan.view import plan_facts, plan_text, side_by_side
     from meristem.schedules import check_rising
 
@@ -83,6 +90,9 @@ def plan_command(
         name, base = schedule or "prism", integers("heads", "12" if heads is None else heads)[0]
         size: dict[str, Any] = {"layers": 12 if layers is None else layers, "width": 768 if width is None else width}
         plan = Plan.scheduled(name, heads=base, **size, **solver, **shape)
+    how = TrainingSetup(optimizer, parallel or "ddp", world)
+    if parallel is not None and world == 1:
+        raise InputError("parallel", parallel, "is of several processes: say how many with --world")
     if mqa and not force:
         _refuse_mqa(plan)
     if out is not None:
@@ -96,14 +106,14 @@ def plan_command(
             kv_group=ratios.pop() if len(ratios) == 1 else 1, classes=plan.classes, pooling=plan.pooling,
         )  # fmt: skip
     if as_json:
-        facts = plan_facts(plan, tensor_parallel)
-        print(
-            json.dumps(facts if other is None else {**facts, "against": plan_facts(other, tensor_parallel)}, indent=1)
-        )
+        facts = plan_facts(plan, batch_tokens, tensor_parallel, how)
+        if other is not None:
+            facts["against"] = plan_facts(other, batch_tokens, tensor_parallel, how)
+        print(json.dumps(facts, indent=1))
     elif other is not None:
         print(side_by_side(plan, other, name, against or ""))
     else:
-        print(plan_text(plan, batch_tokens, tensor_parallel))
+        print(plan_text(plan, batch_tokens, tensor_parallel, how))
 
 
 def _load_plan(path: Path) -> Plan:

@@ -10,8 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from meristem.choices import OptimizerKind, Parallel
 from meristem.errors import InputError
-from meristem.limits import MOST_BATCH_TOKENS, check_integer
+from meristem.limits import MOST_BATCH_TOKENS, MOST_PROCESSES, check_integer
+from meristem.settings import of_type
 
 if TYPE_CHECKING:
     from meristem.plan.layers import LayerPlan
@@ -74,18 +76,37 @@ class Cost:
 
 
 @dataclass(frozen=True)
+class TrainingSetup:
+    """How a model is trained, as far as the memory of a process depends on it: the optimizer and the processes."""
+
+    optimizer: OptimizerKind = "adamw"
+    parallel: Parallel = "ddp"
+    world: int = 1
+
+    def __post_init__(self) -> None:
+        of_type("optimizer", self.optimizer, OptimizerKind)
+        of_type("parallel", self.parallel, Parallel)
+        check_integer("world", self.world, 1, MOST_PROCESSES)
+
+
+@dataclass(frozen=True)
 class Memory:
-    """Estimated bytes of one training process (mixed precision, AdamW, chunked vocabulary loss)."""
+    """Estimated bytes of one training process (mixed precision, chunked vocabulary loss).
+
+    `gathered` are the whole weights that a process of a sharded run has, instead of activations, while it evaluates
+    and grows.
+    """
 
     weights: int
     gradients: int
     optimizer: int
     activations: int
     loss: int
+    gathered: int = 0
 
     @property
     def total(self) -> int:
-        return self.weights + self.gradients + self.optimizer + self.activations + self.loss
+        return self.weights + self.gradients + self.optimizer + max(self.activations + self.loss, self.gathered)
 
 
 def layer_cost(plan: Plan, layer: LayerPlan) -> Cost:
@@ -129,24 +150,45 @@ def outer_cost(plan: Plan) -> Cost:
     return Cost(v * d + d + trained + (d + 1) * c, activation_bytes_per_token=activations, answer=2 * d * c)
 
 
-def memory(plan: Plan, batch_tokens: int) -> Memory:
-    """Estimated memory of a training step on `batch_tokens` tokens at once."""
+def memory(plan: Plan, batch_tokens: int, how: TrainingSetup) -> Memory:
+    """Estimated memory of a training step on `batch_tokens` tokens at once, in one process."""
     check_integer("batch_tokens", batch_tokens, 1, MOST_BATCH_TOKENS)
-    cost = plan.cost
-    rows = min(batch_tokens, LOSS_CHUNK // plan.vocabulary)
-    logits, weight_gradients = 2 * rows * plan.vocabulary, (4 + 2) * plan.vocabulary * plan.width
-    if plan.classes is not None:
-        logits, weight_gradients = 4 * -(-batch_tokens // plan.context) * plan.classes, 0
+    matrices = [plan.layer_cost(layer).parameters - 2 * plan.width for layer in plan.layers]  # without norms
+    count, activations = plan.parameters, batch_tokens * plan.cost.activation_bytes_per_token
+    # Two moments of every parameter in float32, or Muon's one of the blocks' matrices.
+    moments = 8 * count - (4 * sum(matrices) if how.optimizer == "muon" else 0)
+    loss = _loss_memory(plan, batch_tokens)
+    if how.world > 1 and how.parallel == "fsdp":
+        # Besides its share a process has what is not in blocks, whole in float32 during the pass; in bf16 the block at
+        # work, and the next one, which is there twice while it is unpacked; and the gradient of one block, in bf16 and
+        # in float32, in which it is summed over processes.
+        share, outer, block = -(-4 * count // how.world), 4 * (count - sum(matrices)), max(matrices)
+        return Memory(
+            weights=share + outer + 3 * 2 * block,
+            gradients=share + outer + (2 + 4) * block,
+            optimizer=-(-moments // how.world),
+            activations=activations,
+            loss=loss,
+            gathered=4 * count,
+        )
     return Memory(
-        weights=(4 + 2) * cost.parameters,  # float32 and the bf16 copy the products read
-        gradients=4 * cost.parameters,
-        optimizer=8 * cost.parameters,
-        activations=batch_tokens * cost.activation_bytes_per_token,
-        loss=logits + weight_gradients,
+        weights=(4 + 2) * count,  # float32 and the bf16 copy the products read
+        gradients=4 * count * (2 if how.world > 1 else 1),  # with the buckets in which they are sent
+        optimizer=moments,
+        activations=activations,
+        loss=loss,
     )
 
 
-def check_memory(plan: Plan, batch_tokens: int, batch_size: int, available: int) -> None:
+def _loss_memory(plan: Plan, batch_tokens: int) -> int:
+    """Logits that exist at a time, and the vocabulary's weights in bf16 with their gradient."""
+    if plan.classes is not None:
+        return 4 * -(-batch_tokens // plan.context) * plan.classes
+    rows = min(batch_tokens, LOSS_CHUNK // plan.vocabulary)
+    return 2 * rows * plan.vocabulary + (4 + 2) * plan.vocabulary * plan.width
+
+
+def check_memory(plan: Plan, batch_tokens: int, batch_size: int, available: int, how: TrainingSetup) -> None:
     """Raise unless a training process fits into `available` bytes, naming what is too large.
 
     A forward pass has `batch_tokens` tokens at once; the ids of all `batch_size` sequences of an update are held.
@@ -160,8 +202,8 @@ def check_memory(plan: Plan, batch_tokens: int, batch_size: int, available: int)
     check_integer("batch_size", batch_size, 1)
     batch = 8 * batch_size * (plan.context + 1)
     check("batch_size", batch_size, f"for the ids of so many sequences of {plan.context:,} tokens", batch)
-    needed = plan.memory(batch_tokens)
-    fixed = needed.weights + needed.gradients + needed.optimizer
+    needed = plan.memory(batch_tokens, how)
+    fixed = needed.weights + needed.gradients + needed.optimizer + needed.gathered
     check("parameters", plan.parameters, "with gradients and optimizer", fixed)
     check("batch_tokens", batch_tokens, "for the whole training step", needed.total + batch)
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from meristem.limits import MOST_PROCESSES, check_integer
-from meristem.plan.costs import GIB
+from meristem.plan.costs import GIB, TrainingSetup
 from meristem.schedules import choices, is_prism_like, short_phases
 from meristem.wording import listed
 
@@ -86,9 +87,9 @@ def plan_warnings(plan: Plan, tensor_parallel: int = 1) -> list[str]:
     return found
 
 
-def plan_facts(plan: Plan, tensor_parallel: int = 1) -> dict[str, Any]:
+def plan_facts(plan: Plan, batch_tokens: int, tensor_parallel: int, how: TrainingSetup) -> dict[str, Any]:
     """The facts of a plan, for machines."""
-    cost = plan.cost
+    cost, memory = plan.cost, plan.memory(batch_tokens, how)
     return {
         **({} if plan.classes is None else {"classes": plan.classes, "pooling": plan.pooling}),
         "heads": list(plan.heads),
@@ -104,20 +105,32 @@ def plan_facts(plan: Plan, tensor_parallel: int = 1) -> dict[str, Any]:
         "softmax_elements": cost.softmax_elements,
         "kv_bytes_per_token": cost.kv_bytes_per_token,
         **({} if plan.classes is None else {"flops_per_answer": cost.answer}),
+        "training_memory": {**asdict(how), "batch_tokens": batch_tokens, **asdict(memory), "total": memory.total},
         "warnings": plan.warnings(tensor_parallel),
         "digest": plan.digest,
     }
 
 
-def plan_text(plan: Plan, batch_tokens: int, tensor_parallel: int = 1) -> str:
+def plan_text(
+    plan: Plan,
+    batch_tokens: int,
+    tensor_parallel: int = 1,
+    how: TrainingSetup = TrainingSetup(),  # noqa: B008  (immutable)
+) -> str:
     """Table, memory estimate and warnings."""
-    memory = plan.memory(batch_tokens)
+    memory = plan.memory(batch_tokens, how)
+    each = f" in each of {how.world} processes ({how.parallel})" if how.world > 1 else ""
     lines = [
         plan.table(),
-        f"training memory about {memory.total / GIB:.1f} GiB at {batch_tokens:,} tokens per pass "
+        f"training memory about {memory.total / GIB:.1f} GiB{each} at {batch_tokens:,} tokens per pass "
         f"(activations {memory.activations / GIB:.1f}, weights {memory.weights / GIB:.1f}, gradients "
         f"{memory.gradients / GIB:.1f}, optimizer {memory.optimizer / GIB:.1f}, loss {memory.loss / GIB:.1f})",
     ]
+    if memory.gathered:
+        lines.append(
+            f"instead of activations and loss, {memory.gathered / GIB:.1f} GiB of whole weights while a process "
+            "evaluates or grows"
+        )
     return "\n".join([*lines, *(f"warning: {text}" for text in plan.warnings(tensor_parallel))])
 
 

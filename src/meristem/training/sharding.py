@@ -6,6 +6,7 @@ the structure, does so in `Sharded.whole`, on a model that is the plain one of a
 
 from __future__ import annotations
 
+import gc
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -73,6 +74,7 @@ class Sharded(nn.Module):
         model = self.root.model
         if any(parameter is not gathered.get(name) for name, parameter in model.named_parameters()):
             self._shard(model)
+            gc.collect()  # shells refer to themselves, and hold on to the parts that there were
             return
         for name, parameter in sharded.items():
             local = cast("DTensor", parameter).to_local()
@@ -102,8 +104,7 @@ class Sharded(nn.Module):
             ignored_params=matrices,
         )  # fmt: skip
         for module in model.modules():
-            # The compiler must see plain modules: of what FSDP has marked it does not look at heads and loops, and
-            # would take one block's graph for another's.
+            # The compiler may take what is marked for something that never changes. Blocks do, and share their code.
             module._is_fsdp_managed_module = False  # type: ignore[assignment]
         _hand_over(self.optimizer, before, dict(model.named_parameters()))
 
