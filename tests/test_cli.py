@@ -30,7 +30,6 @@ from meristem.growth import LoopHeads, RepeatBlock
 from meristem.growth.policies import POLICIES
 from meristem.model import Decoder
 from meristem.plan import Plan
-from meristem.plan.costs import TrainingSetup
 from meristem.runs.checkpoint import list_checkpoints
 from meristem.runs.lock import run_lock
 from meristem.runs.run_folder import RunFolder, load_run
@@ -103,7 +102,7 @@ def test_plan_tells_the_memory_of_each_process(call: Call) -> None:
     assert "GiB in each of 8 processes (fsdp) at 32,768 tokens per pass" in said.out
     assert "0.5 GiB of whole weights while a process evaluates or grows" in said.out
     facts = json.loads(call("plan", *sharded, "--json").out)["training_memory"]
-    memory = Plan.prism(layers=12, width=768, heads=12).memory(32768, TrainingSetup("muon", "fsdp", 8))
+    memory = Plan.prism(layers=12, width=768, heads=12).memory(32768, optimizer="muon", parallel="fsdp", world=8)
     assert facts == {
         "optimizer": "muon", "parallel": "fsdp", "world": 8, "batch_tokens": 32768, "total": memory.total,
         **asdict(memory),

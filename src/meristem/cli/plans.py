@@ -15,6 +15,7 @@ from meristem.errors import InputError
 
 if TYPE_CHECKING:
     from meristem.plan import Plan, Shape
+    from meristem.plan.costs import TrainingOptions
 
 
 @app.command(
@@ -59,7 +60,6 @@ def plan_command(
     """Print a plan: its structure, what it costs, and what will be slow."""
     from meristem.files import write_atomically
     from meristem.plan import Plan
-    from meristem.plan.costs import TrainingSetup
     from meristem.plan.view import plan_facts, plan_text, side_by_side
     from meristem.schedules import check_rising
 
@@ -90,7 +90,7 @@ def plan_command(
         name, base = schedule or "prism", integers("heads", "12" if heads is None else heads)[0]
         size: dict[str, Any] = {"layers": 12 if layers is None else layers, "width": 768 if width is None else width}
         plan = Plan.scheduled(name, heads=base, **size, **solver, **shape)
-    how = TrainingSetup(optimizer, parallel or "ddp", world)
+    options: TrainingOptions = {"optimizer": optimizer, "parallel": parallel or "ddp", "world": world}
     if parallel is not None and world == 1:
         raise InputError("parallel", parallel, "is of several processes: say how many with --world")
     if mqa and not force:
@@ -106,14 +106,14 @@ def plan_command(
             kv_group=ratios.pop() if len(ratios) == 1 else 1, classes=plan.classes, pooling=plan.pooling,
         )  # fmt: skip
     if as_json:
-        facts = plan_facts(plan, batch_tokens, tensor_parallel, how)
+        facts = plan_facts(plan, batch_tokens, tensor_parallel, **options)
         if other is not None:
-            facts["against"] = plan_facts(other, batch_tokens, tensor_parallel, how)
+            facts["against"] = plan_facts(other, batch_tokens, tensor_parallel, **options)
         print(json.dumps(facts, indent=1))
     elif other is not None:
         print(side_by_side(plan, other, name, against or ""))
     else:
-        print(plan_text(plan, batch_tokens, tensor_parallel, how))
+        print(plan_text(plan, batch_tokens, tensor_parallel, **options))
 
 
 def _load_plan(path: Path) -> Plan:

@@ -8,7 +8,7 @@ two FLOPs.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict, Unpack
 
 from meristem.choices import OptimizerKind, Parallel
 from meristem.errors import InputError
@@ -75,18 +75,12 @@ class Cost:
         )
 
 
-@dataclass(frozen=True)
-class TrainingSetup:
-    """How a model is trained, as far as the memory of a process depends on it: the optimizer and the processes."""
+class TrainingOptions(TypedDict, total=False):
+    """What of the way a plan is trained its memory depends on; AdamW in a single process unless said."""
 
-    optimizer: OptimizerKind = "adamw"
-    parallel: Parallel = "ddp"
-    world: int = 1
-
-    def __post_init__(self) -> None:
-        of_type("optimizer", self.optimizer, OptimizerKind)
-        of_type("parallel", self.parallel, Parallel)
-        check_integer("world", self.world, 1, MOST_PROCESSES)
+    optimizer: OptimizerKind
+    parallel: Parallel
+    world: int  # processes that train together
 
 
 @dataclass(frozen=True)
@@ -150,30 +144,35 @@ def outer_cost(plan: Plan) -> Cost:
     return Cost(v * d + d + trained + (d + 1) * c, activation_bytes_per_token=activations, answer=2 * d * c)
 
 
-def memory(plan: Plan, batch_tokens: int, how: TrainingSetup) -> Memory:
+def memory(
+    plan: Plan, batch_tokens: int, *, optimizer: OptimizerKind = "adamw", parallel: Parallel = "ddp", world: int = 1
+) -> Memory:
     """Estimated memory of a training step on `batch_tokens` tokens at once, in one process."""
     check_integer("batch_tokens", batch_tokens, 1, MOST_BATCH_TOKENS)
+    check_integer("world", world, 1, MOST_PROCESSES)
+    of_type("optimizer", optimizer, OptimizerKind)
+    of_type("parallel", parallel, Parallel)
     matrices = [plan.layer_cost(layer).parameters - 2 * plan.width for layer in plan.layers]  # without norms
     count, activations = plan.parameters, batch_tokens * plan.cost.activation_bytes_per_token
     # Two moments of every parameter in float32, or Muon's one of the blocks' matrices.
-    moments = 8 * count - (4 * sum(matrices) if how.optimizer == "muon" else 0)
+    moments = 8 * count - (4 * sum(matrices) if optimizer == "muon" else 0)
     loss = _loss_memory(plan, batch_tokens)
-    if how.world > 1 and how.parallel == "fsdp":
+    if world > 1 and parallel == "fsdp":
         # Besides its share a process has what is not in blocks, whole in float32 during the pass; in bf16 the block at
         # work, and the next one, which is there twice while it is unpacked; and the gradient of one block, in bf16 and
         # in float32, in which it is summed over processes.
-        share, outer, block = -(-4 * count // how.world), 4 * (count - sum(matrices)), max(matrices)
+        share, outer, block = -(-4 * count // world), 4 * (count - sum(matrices)), max(matrices)
         return Memory(
             weights=share + outer + 3 * 2 * block,
             gradients=share + outer + (2 + 4) * block,
-            optimizer=-(-moments // how.world),
+            optimizer=-(-moments // world),
             activations=activations,
             loss=loss,
             gathered=4 * count,
         )
     return Memory(
         weights=(4 + 2) * count,  # float32 and the bf16 copy the products read
-        gradients=4 * count * (2 if how.world > 1 else 1),  # with the buckets in which they are sent
+        gradients=4 * count * (2 if world > 1 else 1),  # with the buckets in which they are sent
         optimizer=moments,
         activations=activations,
         loss=loss,
@@ -188,7 +187,9 @@ def _loss_memory(plan: Plan, batch_tokens: int) -> int:
     return 2 * rows * plan.vocabulary + (4 + 2) * plan.vocabulary * plan.width
 
 
-def check_memory(plan: Plan, batch_tokens: int, batch_size: int, available: int, how: TrainingSetup) -> None:
+def check_memory(
+    plan: Plan, batch_tokens: int, batch_size: int, available: int, **options: Unpack[TrainingOptions]
+) -> None:
     """Raise unless a training process fits into `available` bytes, naming what is too large.
 
     A forward pass has `batch_tokens` tokens at once; the ids of all `batch_size` sequences of an update are held.
@@ -202,7 +203,7 @@ def check_memory(plan: Plan, batch_tokens: int, batch_size: int, available: int,
     check_integer("batch_size", batch_size, 1)
     batch = 8 * batch_size * (plan.context + 1)
     check("batch_size", batch_size, f"for the ids of so many sequences of {plan.context:,} tokens", batch)
-    needed = plan.memory(batch_tokens, how)
+    needed = memory(plan, batch_tokens, **options)
     fixed = needed.weights + needed.gradients + needed.optimizer + needed.gathered
     check("parameters", plan.parameters, "with gradients and optimizer", fixed)
     check("batch_tokens", batch_tokens, "for the whole training step", needed.total + batch)

@@ -20,7 +20,7 @@ from meristem.files import parsed_json, read_json
 from meristem.limits import MOST_CLASSES, MOST_HEADS, MOST_LAYERS, MOST_WIDTH, check_integer
 from meristem.plan import costs
 from meristem.plan.as_json import SIZES, plan_fields, plan_to_dict
-from meristem.plan.costs import Cost, Memory, TrainingSetup
+from meristem.plan.costs import Cost, Memory, TrainingOptions
 from meristem.plan.layers import Gates, LayerPlan, Loop
 from meristem.plan.view import plan_table, plan_warnings
 from meristem.schedules import PREFERRED_DIMS, choices, divisors, even_divisors, head_schedule
@@ -263,22 +263,18 @@ class Plan:
     def parameters(self) -> int:
         return self.cost.parameters
 
-    def memory(self, batch_tokens: int, how: TrainingSetup = TrainingSetup()) -> Memory:  # noqa: B008  (immutable)
+    def memory(self, batch_tokens: int, **options: Unpack[TrainingOptions]) -> Memory:
         """Estimated memory of a training step on `batch_tokens` tokens at once, in one process."""
-        return costs.memory(self, batch_tokens, how)
+        return costs.memory(self, batch_tokens, **options)
 
     def check_memory(
-        self,
-        batch_tokens: int,
-        batch_size: int,
-        available: int,
-        how: TrainingSetup = TrainingSetup(),  # noqa: B008  (immutable)
+        self, batch_tokens: int, batch_size: int, available: int, **options: Unpack[TrainingOptions]
     ) -> None:
         """Raise unless a training process fits into `available` bytes, naming what is too large.
 
         A forward pass has `batch_tokens` tokens at once; the ids of all `batch_size` sequences of an update are held.
         """
-        costs.check_memory(self, batch_tokens, batch_size, available, how)
+        costs.check_memory(self, batch_tokens, batch_size, available, **options)
 
     def warnings(self, tensor_parallel: int = 1) -> list[str]:
         """What will be slow or impossible somewhere, each with its reason."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from meristem.limits import MOST_PROCESSES, check_integer
-from meristem.plan.costs import GIB, TrainingSetup
+from meristem.plan.costs import GIB, TrainingOptions
 from meristem.schedules import choices, is_prism_like, short_phases
 from meristem.wording import listed
 
@@ -87,9 +87,11 @@ def plan_warnings(plan: Plan, tensor_parallel: int = 1) -> list[str]:
     return found
 
 
-def plan_facts(plan: Plan, batch_tokens: int, tensor_parallel: int, how: TrainingSetup) -> dict[str, Any]:
+def plan_facts(
+    plan: Plan, batch_tokens: int, tensor_parallel: int = 1, **options: Unpack[TrainingOptions]
+) -> dict[str, Any]:
     """The facts of a plan, for machines."""
-    cost, memory = plan.cost, plan.memory(batch_tokens, how)
+    cost, memory = plan.cost, plan.memory(batch_tokens, **options)
     return {
         **({} if plan.classes is None else {"classes": plan.classes, "pooling": plan.pooling}),
         "heads": list(plan.heads),
@@ -105,21 +107,16 @@ def plan_facts(plan: Plan, batch_tokens: int, tensor_parallel: int, how: Trainin
         "softmax_elements": cost.softmax_elements,
         "kv_bytes_per_token": cost.kv_bytes_per_token,
         **({} if plan.classes is None else {"flops_per_answer": cost.answer}),
-        "training_memory": {**asdict(how), "batch_tokens": batch_tokens, **asdict(memory), "total": memory.total},
+        "training_memory": {**options, "batch_tokens": batch_tokens, **asdict(memory), "total": memory.total},
         "warnings": plan.warnings(tensor_parallel),
         "digest": plan.digest,
     }
 
 
-def plan_text(
-    plan: Plan,
-    batch_tokens: int,
-    tensor_parallel: int = 1,
-    how: TrainingSetup = TrainingSetup(),  # noqa: B008  (immutable)
-) -> str:
+def plan_text(plan: Plan, batch_tokens: int, tensor_parallel: int = 1, **options: Unpack[TrainingOptions]) -> str:
     """Table, memory estimate and warnings."""
-    memory = plan.memory(batch_tokens, how)
-    each = f" in each of {how.world} processes ({how.parallel})" if how.world > 1 else ""
+    memory, world = plan.memory(batch_tokens, **options), options.get("world", 1)
+    each = f" in each of {world} processes ({options.get('parallel', 'ddp')})" if world > 1 else ""
     lines = [
         plan.table(),
         f"training memory about {memory.total / GIB:.1f} GiB{each} at {batch_tokens:,} tokens per pass "

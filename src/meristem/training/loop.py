@@ -28,7 +28,6 @@ from meristem.growth.policies import POLICIES
 from meristem.limits import check_integer
 from meristem.model.backends import choose_backends
 from meristem.plan import Plan
-from meristem.plan.costs import TrainingSetup
 from meristem.ranks import from_first_rank, mean_over_ranks
 from meristem.runs.checkpoint import (
     Checkpoint,
@@ -445,9 +444,11 @@ def _check_memory(config: Config, plan: Plan, peers: Processes) -> None:
     """Refuse what cannot fit by the plan's own estimate, with the blocks that are still to come, before it is made."""
     plan = replace(plan, layers=plan.target or plan.layers, target=())
     micro = _micro_batch(config, peers)
-    how = TrainingSetup(config.optimizer.kind, config.train.parallel, peers.world)
     try:
-        plan.check_memory(micro * plan.context, config.train.batch_size, memory_of(peers.device), how)
+        plan.check_memory(
+            micro * plan.context, config.train.batch_size, memory_of(peers.device),
+            optimizer=config.optimizer.kind, parallel=config.train.parallel, world=peers.world,
+        )  # fmt: skip
     except InputError as error:
         names = {"batch_size": "train.batch_size", "batch_tokens": "train.micro_batch", "parameters": "[model]"}
         value = micro if error.field == "batch_tokens" else error.value
