@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from meristem.growth.apply import apply_edit
-from meristem.growth.edits import AddHead, LoopHeads, RepeatBlock
+from meristem.growth.edits import AddHead, Edit, LoopHeads, RemoveBlock, RepeatBlock
 from meristem.growth.head_surgery import newborn_head
 from meristem.model import Classifier, Transformer
 from meristem.model.encoder import build_model
@@ -176,7 +176,8 @@ def growing(peers: Processes) -> None:
         for model, optimizer in ((wrapped, first), (plain, second)):
             updated(peers, seed, model, optimizer, ours.plan, Regions())
         before = weakref.ref(wrapped.root)
-        edit = AddHead(2, newborn_head(ours.plan.layers[2], 32, None, seed))
+        born: Edit = AddHead(2, newborn_head(ours.plan.layers[-1], 32, None, seed))
+        edit = born if seed < 2 else RemoveBlock(2)  # after which all others are the very same
         with wrapped.whole():
             assert not any(isinstance(parameter, DTensor) for parameter in ours.parameters())
             apply_edit(ours, first, edit)

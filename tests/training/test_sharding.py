@@ -21,7 +21,7 @@ LAST = 8  # the checkpoint that runs go on from: blocks were stacked, a head was
 GROWING: dict[str, Any] = {**TOGETHER, "train__steps": 12, "checkpoint__every": 4, "optimizer__eps": 1e-6}
 MUON: dict[str, Any] = {**GROWING, "optimizer__kind": "muon"}
 KINDS: dict[str, tuple[int, str]] = {"one": (1, "ddp"), "ddp": (2, "ddp"), "fsdp": (2, "fsdp"), "four": (4, "fsdp")}
-WAYS = [(a, b) for a in ("one", "ddp", "fsdp") for b in ("one", "ddp", "four") if a != b]
+WAYS = [("one", "ddp"), ("one", "fsdp"), ("ddp", "one"), ("ddp", "four"), ("fsdp", "one"), ("fsdp", "ddp")]
 Job = tuple[int | str | Path, ...]
 
 

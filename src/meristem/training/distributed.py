@@ -22,6 +22,7 @@ from meristem.choices import Parallel
 from meristem.devices import choose_device
 from meristem.errors import InputError
 from meristem.model import Transformer
+from meristem.training.sharding import Sharded
 
 T = TypeVar("T")
 USUAL, TO_CONNECT, ATTEMPTS = timedelta(minutes=30), timedelta(seconds=20), 2
@@ -48,8 +49,6 @@ class Processes:
         if self.world == 1:
             return model
         if parallel == "fsdp":
-            from meristem.training.sharding import Sharded
-
             return Sharded(model, optimizer, init_device_mesh(self.device.type, (self.world,)))
         # Buffers are tables and schedules, the same everywhere.
         return DistributedDataParallel(model, broadcast_buffers=False)

@@ -185,8 +185,8 @@ class Trainer:
         """Take up what a checkpoint holds; one that does not fit is an error that names it."""
         state = checkpoint.state
         try:
-            shared_out = self.config.train.parallel == "fsdp" and self.peers.world > 1  # moments then go along
-            restore_model(checkpoint, self.model, self.optimizer, torch.device("cpu") if shared_out else None)
+            sharded = self.config.train.parallel == "fsdp" and self.peers.world > 1  # no GPU need hold all moments
+            restore_model(checkpoint, self.model, self.optimizer, torch.device("cpu") if sharded else None)
             restore_rng(checkpoint.rng)
             for name in ("skipped", "skipped_in_a_row"):
                 check_integer(name, state[name], 0)

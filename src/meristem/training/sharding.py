@@ -51,6 +51,9 @@ class Sharded(nn.Module):
 
         Moments stay where they are: `apply_edit` gathers those of what it changes.
         """
+        for module in self.root.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
         sharded = dict(self.root.model.named_parameters())
         gathered = self._gathered(sharded)
         yield
@@ -58,9 +61,7 @@ class Sharded(nn.Module):
 
     @torch.no_grad()
     def _gathered(self, sharded: Mapping[str, nn.Parameter]) -> dict[str, nn.Parameter]:
-        for module in self.root.modules():
-            if isinstance(module, FSDPModule):
-                module.reshard()
+        """Put whole parameters in the place of those that are shared out."""
         gathered = {}
         for name, parameter in sharded.items():
             gathered[name] = nn.Parameter(whole_tensor(parameter), parameter.requires_grad)
@@ -72,7 +73,8 @@ class Sharded(nn.Module):
     def _shared_out(self, sharded: Mapping[str, nn.Parameter], gathered: Mapping[str, nn.Parameter]) -> None:
         """Take up the parts that there were, with the values of today, or make others for another structure."""
         model = self.root.model
-        if any(parameter is not gathered.get(name) for name, parameter in model.named_parameters()):
+        now = dict(model.named_parameters())
+        if now.keys() != gathered.keys() or any(now[name] is not gathered[name] for name in now):
             self._shard(model)
             gc.collect()  # shells refer to themselves, and hold on to the parts that there were
             return
@@ -84,7 +86,7 @@ class Sharded(nn.Module):
 
     def _shard(self, model: Transformer) -> None:
         """Share the weights of a whole model, the same on all processes, and what the optimizer keeps of them."""
-        for module in model.modules():  # what an earlier sharding has left, and would be kept alive by
+        for module in model.modules():  # hooks of an earlier sharding, which would keep it alive
             for hooks in (
                 module._state_dict_pre_hooks, module._load_state_dict_pre_hooks, module._load_state_dict_post_hooks,
             ):  # fmt: skip
