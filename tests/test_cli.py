@@ -11,6 +11,7 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -75,9 +76,10 @@ def test_plan_json_holds_the_facts(call: Call) -> None:
     facts = json.loads(call("plan", "--json").out)
     assert set(facts) == {
         "heads", "head_dims", "kv_heads", "loops", "repeats", "parameters", "flops_per_token", "softmax_elements",
-        "kv_bytes_per_token", "warnings", "digest",
+        "kv_bytes_per_token", "training_memory", "warnings", "digest",
     }  # fmt: skip
     plan = Plan.prism(layers=12, width=768, heads=12)
+    assert facts["training_memory"]["total"] == plan.memory(32768).total
     assert facts["heads"] == [3, 3, 6, 6, 8, 8, 12, 12, 12, 12, 12, 12]
     assert facts["head_dims"] == [768 // h for h in facts["heads"]]
     assert facts["kv_heads"] == facts["heads"]
@@ -92,6 +94,23 @@ def test_plan_json_holds_the_facts(call: Call) -> None:
     assert facts["kv_bytes_per_token"] == 2 * 2 * 768 * 12
     assert any("head dim 96" in warning for warning in facts["warnings"])
     assert facts["digest"] == plan.digest
+
+
+def test_plan_tells_the_memory_of_each_process(call: Call) -> None:
+    sharded = ("--world", "8", "--parallel", "fsdp", "--optimizer", "muon")
+    said = call("plan", *sharded)
+    assert "GiB in each of 8 processes (fsdp) at 32,768 tokens per pass" in said.out
+    assert "0.5 GiB of whole weights while a process evaluates or grows" in said.out
+    facts = json.loads(call("plan", *sharded, "--json").out)["training_memory"]
+    memory = Plan.prism(layers=12, width=768, heads=12).memory(32768, optimizer="muon", parallel="fsdp", world=8)
+    assert facts == {
+        "optimizer": "muon", "parallel": "fsdp", "world": 8, "batch_tokens": 32768, "total": memory.total,
+        **asdict(memory),
+    }  # fmt: skip
+    assert call("plan", "--parallel", "fsdp").err == (
+        "error: parallel = 'fsdp': is of several processes: say how many with --world\n"
+    )
+    assert call("plan", "--world", "0").code == 2
 
 
 def test_plan_shows_structure_memory_and_warnings(call: Call) -> None:

@@ -9,6 +9,7 @@ import inspect
 import json
 import os
 from dataclasses import replace
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,9 @@ from hypothesis import strategies as st
 
 from meristem.errors import InputError, RunError
 from meristem.growth.edits import LoopHeads, RepeatBlock
+from meristem.model.encoder import build_model
 from meristem.plan import Gates, LayerPlan, Loop, Plan, Shape, default_feed_forward
-from meristem.plan.costs import Cost, Flops
+from meristem.plan.costs import Cost, Flops, TrainingOptions
 
 SIZES: dict[str, dict[str, Any]] = {
     "small": {"layers": 12, "width": 768, "heads": 12},
@@ -463,6 +465,53 @@ def test_memory_agrees_with_a_measured_step() -> None:
     for name in ("uniform", "prism"):
         estimate = Plan.scheduled(name, **SIZES["small"]).memory(32 * 1024).total / 2**30
         assert estimate == pytest.approx(measured[name], rel=0.1)
+
+
+GATED = replace(LoopHeads(1, (0, 2), 2).apply(Plan.from_heads((2, 4, 4), width=32)), gates=Gates(2, 2))
+
+
+@pytest.mark.parametrize(
+    "plan", [GATED, Plan.uniform(layers=2, width=32, heads=4, classes=3)], ids=["gates", "classes"]
+)
+def test_memory_of_processes_by_the_parameters_of_a_model(plan: Plan) -> None:
+    """What each of them holds of the weights, gradients and moments of a model that was really built."""
+    model = build_model(plan)
+    sizes = {name: p.numel() for name, p in model.named_parameters()}
+    blocks = [[p.numel() for p in block.parameters() if p.dim() == 2] for block in model.stack]
+    count, matrices = sum(sizes.values()), sum(map(sum, blocks))
+    one, ddp = plan.memory(1000), plan.memory(1000, world=8)
+    assert (one.weights, one.gradients, one.optimizer) == (6 * count, 4 * count, 8 * count)
+    # DDP has the gradients a second time, in the buckets in which they travel.
+    assert ddp == replace(one, gradients=2 * one.gradients)
+    # Muon keeps the momentum of a matrix, AdamW two moments.
+    muon = plan.memory(1000, optimizer="muon")
+    assert muon == replace(one, optimizer=4 * matrices + 8 * (count - matrices))
+    for world in (2, 8):
+        sharded = plan.memory(1000, optimizer="muon", parallel="fsdp", world=world)
+        largest = max(map(sum, blocks))
+        assert sharded.weights == ceil(4 * count / world) + 4 * (count - matrices) + 6 * largest
+        assert sharded.gradients == ceil(4 * count / world) + 4 * (count - matrices) + 6 * largest
+        assert sharded.optimizer == ceil(muon.optimizer / world)
+        assert (sharded.activations, sharded.loss) == (one.activations, one.loss)
+        assert sharded.gathered == 4 * count
+    assert plan.memory(1000, parallel="fsdp") == one
+    few = plan.memory(1, parallel="fsdp", world=8)  # whole weights are more than what a token needs
+    held = few.weights + few.gradients + few.optimizer
+    assert few.total == held + max(few.activations + few.loss, 4 * count)
+
+
+def test_a_process_must_have_room_for_whole_weights() -> None:
+    """Of a model that is shared out: when it is evaluated and grows."""
+    plan, how = Plan.prism(**SIZES["small"]), TrainingOptions(parallel="fsdp", world=64)
+    needed = plan.memory(1024, **how)
+    held = needed.weights + needed.gradients + needed.optimizer
+    plan.check_memory(1024, 1, needed.total + 2**20, **how)
+    with pytest.raises(InputError, match=r"parameters = .*with gradients and optimizer"):
+        plan.check_memory(1024, 1, held + 2 * plan.parameters, **how)
+    with pytest.raises(InputError, match="world = 0"):
+        plan.memory(1024, world=0)
+    with pytest.raises(InputError, match="parallel = 'both'"):
+        plan.memory(1024, parallel="both")  # type: ignore[arg-type]
 
 
 # --- warnings ---------------------------------------------------------------------------------------------

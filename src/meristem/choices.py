@@ -18,6 +18,7 @@ ClassWeights = Literal["none", "balanced"]
 
 OptimizerKind = Literal["adamw", "muon"]
 RateCurve = Literal["cosine", "wsd"]  # after the warm-up: a half cosine, or stable and then a straight decay
+Parallel = Literal["ddp", "fsdp"]  # several processes: each has the whole model, or its part of it
 OnDivergence = Literal["stop", "rewind"]
 TrackerName = Literal["tensorboard", "trackio", "wandb"]
 

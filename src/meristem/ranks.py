@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, TypeGuard, TypeVar
 
 import torch.distributed as dist
 from torch import Tensor
 
 from meristem.errors import RunError
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
 
 T = TypeVar("T")
 
@@ -50,6 +54,23 @@ def from_first_rank(value: T) -> T:
     return box[0]
 
 
+def rows_of_rank(rows: int, of: int | None = None) -> slice:
+    """Which rows of a tensor belong to this process, or to another one, where every process has its part of them."""
+    number, share = rank() if of is None else of, -(-rows // world())
+    return slice(min(rows, number * share), min(rows, (number + 1) * share))
+
+
+def whole_tensor(tensor: Tensor) -> Tensor:
+    """A tensor of which every process has its rows, gathered by all of them; itself if it is whole already."""
+    return tensor.full_tensor() if _is_part(tensor) else tensor
+
+
+def own_parts(tensors: Sequence[Tensor]) -> tuple[list[Tensor], bool]:
+    """The rows of tensors that this process has, in place, and whether that is only a part of them."""
+    parts = [tensor.to_local() if _is_part(tensor) else tensor for tensor in tensors]
+    return parts, any(map(_is_part, tensors))
+
+
 def require_equal(value: str, what: str) -> None:
     """An error on every process if `value` is not the same on all of them."""
     if not _many():
@@ -58,6 +79,14 @@ def require_equal(value: str, what: str) -> None:
     dist.all_gather_object(values, value)
     if len(set(values)) > 1:
         raise RunError(f"the processes do not agree on the {what}: {values}")
+
+
+def _is_part(tensor: Tensor) -> TypeGuard[DTensor]:
+    if not (dist.is_available() and dist.is_initialized()):
+        return False
+    from torch.distributed.tensor import DTensor  # takes a while
+
+    return isinstance(tensor, DTensor)
 
 
 def _many() -> bool:

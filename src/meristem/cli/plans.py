@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from meristem.arguments import integers
-from meristem.choices import Pooling, Schedule
+from meristem.choices import OptimizerKind, Parallel, Pooling, Schedule
 from meristem.cli.app import app, examples
 from meristem.errors import InputError
 
 if TYPE_CHECKING:
     from meristem.plan import Plan, Shape
+    from meristem.plan.costs import TrainingOptions
 
 
 @app.command(
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     epilog=examples(
         "meristem plan --layers 12 --width 768 --heads 12 --against uniform",
         "meristem plan --heads 3,3,6,6,12,12 --out my-plan.json",
+        "meristem plan --layers 32 --width 4096 --heads 32 --schedule uniform --world 8 --parallel fsdp",
     ),
 )
 def plan_command(
@@ -49,6 +51,11 @@ def plan_command(
     recompute: Annotated[
         bool, typer.Option("--recompute", help="Estimate memory with blocks recomputed (train.recompute).")
     ] = False,
+    optimizer: Annotated[OptimizerKind, typer.Option(help="Whose moments are kept, for the same.")] = "adamw",
+    world: Annotated[int, typer.Option(help="Processes that train together, for the same.")] = 1,
+    parallel: Annotated[
+        Parallel | None, typer.Option(help="Whether each of them has the whole model, ddp, or its part of it, fsdp.")
+    ] = None,
     against: Annotated[Schedule | None, typer.Option(help="Schedule to set beside this one.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
     out: Annotated[Path | None, typer.Option(help="Write the plan to a file.")] = None,
@@ -86,6 +93,14 @@ def plan_command(
         name, base = schedule or "prism", integers("heads", "12" if heads is None else heads)[0]
         size: dict[str, Any] = {"layers": 12 if layers is None else layers, "width": 768 if width is None else width}
         plan = Plan.scheduled(name, heads=base, **size, **solver, **shape)
+    options: TrainingOptions = {
+        "optimizer": optimizer,
+        "parallel": parallel or "ddp",
+        "world": world,
+        "recompute": recompute,
+    }
+    if parallel is not None and world == 1:
+        raise InputError("parallel", parallel, "is of several processes: say how many with --world")
     if mqa and not force:
         _refuse_mqa(plan)
     if out is not None:
@@ -99,14 +114,14 @@ def plan_command(
             kv_group=ratios.pop() if len(ratios) == 1 else 1, classes=plan.classes, pooling=plan.pooling,
         )  # fmt: skip
     if as_json:
-        facts = plan_facts(plan, tensor_parallel)
-        print(
-            json.dumps(facts if other is None else {**facts, "against": plan_facts(other, tensor_parallel)}, indent=1)
-        )
+        facts = plan_facts(plan, batch_tokens, tensor_parallel, **options)
+        if other is not None:
+            facts["against"] = plan_facts(other, batch_tokens, tensor_parallel, **options)
+        print(json.dumps(facts, indent=1))
     elif other is not None:
         print(side_by_side(plan, other, name, against or ""))
     else:
-        print(plan_text(plan, batch_tokens, tensor_parallel, recompute=recompute))
+        print(plan_text(plan, batch_tokens, tensor_parallel, **options))
 
 
 def _load_plan(path: Path) -> Plan:

@@ -35,7 +35,7 @@ CLOSE = 0.7  # of difflib's measure: from here on a name is taken for another on
 # What may change when a run is resumed: the result does not depend on it, or (device, compile, recompute, micro_batch)
 # only in the rounding of sums.
 RESUMABLE = (
-    "data.path", "train.device", "train.compile", "train.recompute", "train.micro_batch", "train.max_skipped",
+    "data.path", "train.device", "train.compile", "train.recompute", "train.parallel", "train.micro_batch", "train.max_skipped",
     "train.on_divergence", "train.max_rewinds", "eval.batch", "checkpoint.every", "checkpoint.keep", "log.every",
     "log.trackers", "growth.static_loops.like", "growth.block_loop.like",
 )  # fmt: skip

@@ -11,6 +11,7 @@ from meristem.choices import (
     ClassWeights,
     OnDivergence,
     OptimizerKind,
+    Parallel,
     Pooling,
     RateCurve,
     Schedule,
@@ -87,6 +88,7 @@ class TrainConfig:
     device: str = "auto"
     compile: bool | None = None  # on a GPU if not given
     attention: Attention = "auto"
+    parallel: Parallel = "ddp"  # under torchrun: every process has the whole model, or (fsdp) its part of it
     max_skipped: int = 10  # updates with non-finite loss or gradient in a row that are taken for divergence
     on_divergence: OnDivergence = "stop"  # or rewind: go back to the last good checkpoint and pass over these batches
     max_rewinds: int = 3  # times that is done before the run stops

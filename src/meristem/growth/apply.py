@@ -28,6 +28,7 @@ from meristem.growth.edits import (
 from meristem.model.growable import Growable
 from meristem.moves import Moves
 from meristem.plan import Plan
+from meristem.ranks import whole_tensor
 from meristem.wording import listed
 
 States = Mapping[str, Mapping[str, Any]]  # what an optimizer keeps of every parameter, by the parameter's name
@@ -48,7 +49,8 @@ def apply_edit(model: Growable, optimizer: torch.optim.Optimizer | None, edit: E
     changed = {name: source for name, source in sources.items() if source is None or new[name] is not old[source]}
     states: States = {}
     if optimizer is not None and changed:
-        kept = _states(old, optimizer)
+        touched = {source for source in changed.values() if source is not None}
+        kept = {name: _whole(state) for name, state in _states(old, optimizer).items() if name in touched}
         for name, source in changed.items():
             if source in kept and new[name].shape != old[source].shape:
                 _check_follows(optimizer, old[source], kept[source])
@@ -157,6 +159,11 @@ def _edited(edit: Edit, before: Plan, sources: Mapping[str, str | None], states:
         moments = {kind: tensors[name] for kind, tensors in mapped.items() if name in tensors}
         result[name] = {key: (moments | copied)[key] for key in states[source] if key in moments or key in copied}
     return result
+
+
+def _whole(state: Mapping[str, Any]) -> dict[str, Any]:
+    """What an optimizer keeps of a weight, gathered where every process has its part of it."""
+    return {key: whole_tensor(value) if isinstance(value, Tensor) else value for key, value in state.items()}
 
 
 def _is_moment(value: Any) -> bool:

@@ -8,7 +8,8 @@ and no gauge by name.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any
 
@@ -92,6 +93,7 @@ class Grower:
         gauges = dict.fromkeys(gauge for policy in self.policies.values() for gauge in policy.remembers)
         self.instruments = {gauge: self._instrument(gauge) for gauge in gauges}  # those with a memory
         self.done = 0
+        self.whole: Callable[[], AbstractContextManager[None]] = nullcontext  # in which the model has whole weights
         self._tree()  # refuses states and settings that would not come back from a file
 
     def step(self, tokens: Tensor, targets: Tensor | None = None, fresh: Fresh | None = None) -> Growth:
@@ -104,13 +106,16 @@ class Grower:
             shape = tuple(tokens.shape) if isinstance(tokens, Tensor) else type(tokens).__name__
             raise InputError("tokens", shape, "must be (B, T), one sequence in each row")
         self.done += 1
-        probe, growth = Probe(self.model, tokens, targets, fresh), _Step(self.done)
-        for gauge in dict.fromkeys(gauge for name in self.policies for gauge in self._feeding(name)):
-            self.instruments[gauge].feed(probe)
-        for name, policy in self.policies.items():
-            needs = policy.needs(self.states[name], self.done, self.model.plan)
-            if needs is not None:
-                self._follow(name, self._decided(name, needs, probe, growth), probe, growth)
+        with ExitStack() as ending:
+            probe = Probe(self.model, tokens, targets, fresh)
+            growth = _Step(self.done, lambda: ending.enter_context(self.whole()))
+            for gauge in dict.fromkeys(gauge for name in self.policies for gauge in self._feeding(name)):
+                growth.look()
+                self.instruments[gauge].feed(probe)
+            for name, policy in self.policies.items():
+                needs = policy.needs(self.states[name], self.done, self.model.plan)
+                if needs is not None:
+                    self._follow(name, self._decided(name, needs, probe, growth), probe, growth)
         if growth.moves:
             require_equal(self.model.plan.digest, "plan")
         return growth.result()
@@ -131,6 +136,8 @@ class Grower:
         policy, state, plan = self.policies[name], self.states[name], self.model.plan
         asked: dict[Gauge, None] = {}
         for _ in range(ROUNDS):
+            if needs:
+                growth.look()
             growth.readings |= {gauge: self._read(gauge, probe) for gauge in needs if gauge not in growth.readings}
             asked |= dict.fromkeys(needs)
             decision = policy.decide(state, self.done, plan, {gauge: growth.readings[gauge] for gauge in asked})
@@ -192,6 +199,7 @@ class Grower:
         """Carry out the edits of a change, and say what moved where in all."""
         whole: Moves | None = None
         for edit in change.edits:
+            growth.look()
             before = self.model.plan
             moves = apply_edit(self.model, self.optimizer, edit)
             whole = moves if whole is None else whole.then(moves)
@@ -265,13 +273,19 @@ class Grower:
 class _Step:
     """What has happened at a step so far."""
 
-    def __init__(self, step: int) -> None:
-        self.step = step
+    def __init__(self, step: int, look: Callable[[], None]) -> None:
+        self.step, self._look, self._looked = step, look, False
         self.readings: dict[Gauge, Any] = {}
         self.events: list[Event] = []
         self.moves: list[Moves] = []
         self.changed: dict[int, str] = {}  # layers, by their present numbers, and who has changed them
         self.observation: Mapping[str, Any] | None = None
+
+    def look(self) -> None:
+        """Weights are about to be looked at, or changed."""
+        if not self._looked:
+            self._look()
+            self._looked = True
 
     def moved(self, policy: str, before: Plan, after: Plan, moves: Moves) -> None:
         """A policy has changed the structure."""

@@ -10,8 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypedDict, Unpack
 
+from meristem.choices import OptimizerKind, Parallel
 from meristem.errors import InputError
-from meristem.limits import MOST_BATCH_TOKENS, check_integer
+from meristem.limits import MOST_BATCH_TOKENS, MOST_PROCESSES, check_integer
+from meristem.settings import of_type
 
 if TYPE_CHECKING:
     from meristem.plan.layers import LayerPlan
@@ -74,25 +76,33 @@ class Cost:
 
 
 class TrainingOptions(TypedDict, total=False):
-    """What of the way a plan is trained its memory depends on."""
+    """What of the way a plan is trained its memory depends on; AdamW in a single process unless said."""
 
+    optimizer: OptimizerKind
+    parallel: Parallel
+    world: int  # processes that train together
     average: bool  # whether an average of the weights is kept
     recompute: bool  # whether blocks keep only their inputs, and are run again in the backward pass
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Estimated bytes of one training process (mixed precision, AdamW, chunked vocabulary loss)."""
+    """Estimated bytes of one training process (mixed precision, chunked vocabulary loss).
+
+    `gathered` are the whole weights that a process of a sharded run has, instead of activations, while it evaluates
+    and grows.
+    """
 
     weights: int
     gradients: int
     optimizer: int
     activations: int
     loss: int
+    gathered: int = 0
 
     @property
     def total(self) -> int:
-        return self.weights + self.gradients + self.optimizer + self.activations + self.loss
+        return self.weights + self.gradients + self.optimizer + max(self.activations + self.loss, self.gathered)
 
 
 def layer_cost(plan: Plan, layer: LayerPlan) -> Cost:
@@ -136,21 +146,49 @@ def outer_cost(plan: Plan) -> Cost:
     return Cost(v * d + d + trained + (d + 1) * c, activation_bytes_per_token=activations, answer=2 * d * c)
 
 
-def memory(plan: Plan, batch_tokens: int, *, average: bool = False, recompute: bool = False) -> Memory:
-    """Estimated memory of a training step on `batch_tokens` tokens at once."""
+def memory(
+    plan: Plan, batch_tokens: int, *, optimizer: OptimizerKind = "adamw", parallel: Parallel = "ddp", world: int = 1,
+    average: bool = False, recompute: bool = False,
+) -> Memory:  # fmt: skip
+    """Estimated memory of a training step on `batch_tokens` tokens at once, in one process."""
     check_integer("batch_tokens", batch_tokens, 1, MOST_BATCH_TOKENS)
-    cost = plan.cost
-    rows = min(batch_tokens, LOSS_CHUNK // plan.vocabulary)
-    logits, weight_gradients = 2 * rows * plan.vocabulary, (4 + 2) * plan.vocabulary * plan.width
-    if plan.classes is not None:
-        logits, weight_gradients = 4 * -(-batch_tokens // plan.context) * plan.classes, 0
+    check_integer("world", world, 1, MOST_PROCESSES)
+    of_type("optimizer", optimizer, OptimizerKind)
+    of_type("parallel", parallel, Parallel)
+    matrices = [plan.layer_cost(layer).parameters - 2 * plan.width for layer in plan.layers]  # without norms
+    count = plan.parameters
+    activations = batch_tokens * (_recomputed(plan) if recompute else plan.cost.activation_bytes_per_token)
+    # Two moments of every parameter in float32, or Muon's one of the blocks' matrices.
+    moments = (12 if average else 8) * count - (4 * sum(matrices) if optimizer == "muon" else 0)
+    loss = _loss_memory(plan, batch_tokens)
+    if world > 1 and parallel == "fsdp":
+        # Besides its share a process has what is not in blocks, whole in float32 during the pass; in bf16 the block at
+        # work, and the next one, which is there twice while it is unpacked; and the gradient of one block, in bf16 and
+        # in float32, in which it is summed over processes.
+        share, outer, block = -(-4 * count // world), 4 * (count - sum(matrices)), max(matrices)
+        return Memory(
+            weights=share + outer + 3 * 2 * block,
+            gradients=share + outer + (2 + 4) * block,
+            optimizer=-(-moments // world),
+            activations=activations,
+            loss=loss,
+            gathered=4 * count,
+        )
     return Memory(
-        weights=(4 + 2) * cost.parameters,  # float32 and the bf16 copy the products read
-        gradients=4 * cost.parameters,
-        optimizer=(12 if average else 8) * cost.parameters,
-        activations=batch_tokens * (_recomputed(plan) if recompute else cost.activation_bytes_per_token),
-        loss=logits + weight_gradients,
+        weights=(4 + 2) * count,  # float32 and the bf16 copy the products read
+        gradients=4 * count * (2 if world > 1 else 1),  # with the buckets in which they are sent
+        optimizer=moments,
+        activations=activations,
+        loss=loss,
     )
+
+
+def _loss_memory(plan: Plan, batch_tokens: int) -> int:
+    """Logits that exist at a time, and the vocabulary's weights in bf16 with their gradient."""
+    if plan.classes is not None:
+        return 4 * -(-batch_tokens // plan.context) * plan.classes
+    rows = min(batch_tokens, LOSS_CHUNK // plan.vocabulary)
+    return 2 * rows * plan.vocabulary + (4 + 2) * plan.vocabulary * plan.width
 
 
 def _recomputed(plan: Plan) -> int:
@@ -177,7 +215,7 @@ def check_memory(
     batch = 8 * batch_size * (plan.context + 1)
     check("batch_size", batch_size, f"for the ids of so many sequences of {plan.context:,} tokens", batch)
     needed = memory(plan, batch_tokens, **options)
-    fixed = needed.weights + needed.gradients + needed.optimizer
+    fixed = needed.weights + needed.gradients + needed.optimizer + needed.gathered
     check("parameters", plan.parameters, "with gradients and optimizer", fixed)
     check("batch_tokens", batch_tokens, "for the whole training step", needed.total + batch)
 

@@ -264,7 +264,7 @@ class Plan:
         return self.cost.parameters
 
     def memory(self, batch_tokens: int, **options: Unpack[TrainingOptions]) -> Memory:
-        """Estimated memory of a training step on `batch_tokens` tokens at once."""
+        """Estimated memory of a training step on `batch_tokens` tokens at once, in one process."""
         return costs.memory(self, batch_tokens, **options)
 
     def check_memory(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Unpack
 
 from meristem.limits import MOST_PROCESSES, check_integer
@@ -86,9 +87,11 @@ def plan_warnings(plan: Plan, tensor_parallel: int = 1) -> list[str]:
     return found
 
 
-def plan_facts(plan: Plan, tensor_parallel: int = 1) -> dict[str, Any]:
+def plan_facts(
+    plan: Plan, batch_tokens: int, tensor_parallel: int = 1, **options: Unpack[TrainingOptions]
+) -> dict[str, Any]:
     """The facts of a plan, for machines."""
-    cost = plan.cost
+    cost, memory = plan.cost, plan.memory(batch_tokens, **options)
     return {
         **({} if plan.classes is None else {"classes": plan.classes, "pooling": plan.pooling}),
         "heads": list(plan.heads),
@@ -104,6 +107,7 @@ def plan_facts(plan: Plan, tensor_parallel: int = 1) -> dict[str, Any]:
         "softmax_elements": cost.softmax_elements,
         "kv_bytes_per_token": cost.kv_bytes_per_token,
         **({} if plan.classes is None else {"flops_per_answer": cost.answer}),
+        "training_memory": {**options, "batch_tokens": batch_tokens, **asdict(memory), "total": memory.total},
         "warnings": plan.warnings(tensor_parallel),
         "digest": plan.digest,
     }
@@ -111,14 +115,20 @@ def plan_facts(plan: Plan, tensor_parallel: int = 1) -> dict[str, Any]:
 
 def plan_text(plan: Plan, batch_tokens: int, tensor_parallel: int = 1, **options: Unpack[TrainingOptions]) -> str:
     """Table, memory estimate and warnings."""
-    memory = plan.memory(batch_tokens, **options)
-    recomputed = ", blocks recomputed" * options.get("recompute", False)
+    memory, world = plan.memory(batch_tokens, **options), options.get("world", 1)
+    each = f" in each of {world} processes ({options.get('parallel', 'ddp')})" if world > 1 else ""
+    again = ", blocks recomputed" * options.get("recompute", False)
     lines = [
         plan.table(),
-        f"training memory about {memory.total / GIB:.1f} GiB at {batch_tokens:,} tokens per pass{recomputed} "
+        f"training memory about {memory.total / GIB:.1f} GiB{each} at {batch_tokens:,} tokens per pass{again} "
         f"(activations {memory.activations / GIB:.1f}, weights {memory.weights / GIB:.1f}, gradients "
         f"{memory.gradients / GIB:.1f}, optimizer {memory.optimizer / GIB:.1f}, loss {memory.loss / GIB:.1f})",
     ]
+    if memory.gathered:
+        lines.append(
+            f"instead of activations and loss, {memory.gathered / GIB:.1f} GiB of whole weights while a process "
+            "evaluates or grows"
+        )
     return "\n".join([*lines, *(f"warning: {text}" for text in plan.warnings(tensor_parallel))])
 
 

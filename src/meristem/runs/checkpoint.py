@@ -25,6 +25,7 @@ from meristem.growth.apply import adopt
 from meristem.growth.edits import AVERAGE, AVERAGED
 from meristem.model import Transformer
 from meristem.plan import Plan
+from meristem.ranks import whole_tensor
 from meristem.runs.tensor_file import load_tensors, save_tensors
 from meristem.wording import listed
 
@@ -95,16 +96,22 @@ def snapshot(
     state: Mapping[str, Any],
     growth: Mapping[str, Tensor] | None = None,
     logs: Sequence[Path] = (),
+    keep: bool = True,
 ) -> Snapshot:
-    """Everything that training goes on from, copied aside."""
+    """Everything that training goes on from, copied aside.
+
+    Where every process has its part of a tensor all of them must come here; those that do not `keep` it only help.
+    """
     tensors = {MODEL: model.state_dict(), OPTIMIZER: optimizer_tensors(model, optimizer), RNG: rng_tensors()}
     if growth:
         tensors[GROWTH] = dict(growth)
     place = _place_for_copies([tensor for values in tensors.values() for tensor in values.values()])
-    copies = {
-        file: {name: tensor.detach().to(place or tensor.device, copy=True) for name, tensor in values.items()}
-        for file, values in tensors.items()
-    }
+    copies: dict[str, dict[str, Tensor]] = {file: {} for file in tensors}
+    for file, values in tensors.items():
+        for name, tensor in values.items():
+            whole = whole_tensor(tensor.detach())
+            if keep:
+                copies[file][name] = whole.to(place or tensor.device, copy=True)
     return Snapshot(step, copies, {"step": step, **state}, logs)
 
 
@@ -297,9 +304,17 @@ def optimizer_states(tensors: Mapping[str, Tensor], device: torch.device) -> dic
     return states
 
 
-def restore_model(checkpoint: Checkpoint, model: Transformer, optimizer: torch.optim.Optimizer | None) -> None:
-    """Give a model the structure and the weights of a checkpoint, and its optimizer the moments."""
-    states = optimizer_states(checkpoint.optimizer, model.embedding.weight.device)
+def restore_model(
+    checkpoint: Checkpoint,
+    model: Transformer,
+    optimizer: torch.optim.Optimizer | None,
+    device: torch.device | None = None,
+) -> None:
+    """Give a model the structure and the weights of a checkpoint, and its optimizer the moments.
+
+    These are put where the model is, or on another `device` if they are to be shared out first.
+    """
+    states = optimizer_states(checkpoint.optimizer, device or model.embedding.weight.device)
     adopt(model, optimizer, checkpoint.plan, checkpoint.model, states)
 
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from meristem.growth.edits import AVERAGE, AVERAGED
+from meristem.ranks import own_parts
 
 QUICK = 10  # the larger, the more an average is of the last weights while it is young
 
@@ -33,7 +34,8 @@ def update_average(optimizer: torch.optim.Optimizer, decay: float, skipped: Tens
     finite = 1 - skipped
     torch._foreach_add_(counts, finite)
     shares = finite * (QUICK / (QUICK - 1 + torch.stack(counts))).clamp(min=1 - decay)
-    torch._foreach_lerp_([state[AVERAGE] for state in states], parameters, list(shares.unbind()))
+    averages, _ = own_parts([state[AVERAGE] for state in states])  # of a sharded model its own rows
+    torch._foreach_lerp_(averages, own_parts(parameters)[0], list(shares.unbind()))
 
 
 @contextmanager

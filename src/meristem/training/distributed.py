@@ -13,12 +13,16 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.distributed_c10d import PrefixStore, _set_pg_timeout
 from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
+from meristem.choices import Parallel
 from meristem.devices import choose_device
 from meristem.errors import InputError
+from meristem.model import Transformer
+from meristem.training.sharding import Sharded
 
 T = TypeVar("T")
 USUAL, TO_CONNECT, ATTEMPTS = timedelta(minutes=30), timedelta(seconds=20), 2
@@ -37,10 +41,17 @@ class Processes:
         """Whether this is the process that writes files and speaks."""
         return self.rank == 0
 
-    def wrap(self, model: nn.Module) -> nn.Module:
-        """The model with gradients averaged over processes; itself if there is only one."""
+    def wrap(self, model: Transformer, optimizer: torch.optim.Optimizer, parallel: Parallel = "ddp") -> nn.Module:
+        """The model with gradients averaged over processes, and shared out with its optimizer's moments if "fsdp".
+
+        In a single process the model itself.
+        """
+        if self.world == 1:
+            return model
+        if parallel == "fsdp":
+            return Sharded(model, optimizer, init_device_mesh(self.device.type, (self.world,)))
         # Buffers are tables and schedules, the same everywhere.
-        return model if self.world == 1 else DistributedDataParallel(model, broadcast_buffers=False)
+        return DistributedDataParallel(model, broadcast_buffers=False)
 
     def first_alone(self, work: Callable[[], T]) -> T:
         """What `work` gives, done by the first process before the others, which may find what it has left."""

@@ -13,6 +13,7 @@ from meristem.devices import autocast
 from meristem.model.transformer import Regions
 from meristem.training.compilation import compiled_regions, recomputed
 from meristem.training.cuda_graph import RecordedStep
+from meristem.training.sharding import Sharded
 
 
 class Gradients:
@@ -30,7 +31,8 @@ class Gradients:
         self.regions = compiled_regions() if compile else Regions()
         if recompute:
             self.regions = recomputed(self.regions)
-        self.graph = RecordedStep(self) if compile and device.type == "cuda" and self.distributed is None else None
+        alone = not isinstance(model, DistributedDataParallel | Sharded)
+        self.graph = RecordedStep(self) if compile and device.type == "cuda" and alone else None
 
     def restructured(self, model: nn.Module | None = None) -> None:
         """Forget what was recorded, as the model has changed and that is no longer its forward pass.
@@ -60,7 +62,8 @@ class Gradients:
         total = torch.zeros((), device=self.device)
         for index in range(count):
             last = index == count - 1
-            # Gradients are exchanged between processes once, with the last micro-batch.
+            # Gradients are exchanged between processes once, with the last micro-batch. Not those of a sharded model,
+            # which would have to be held whole until then.
             with nullcontext() if last or self.distributed is None else self.distributed.no_sync():
                 total += self.backward(tokens[index], targets[index], 1 / count)
         return total

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from meristem import __version__
 from meristem.config import Config, check_resumable
@@ -55,6 +55,7 @@ from meristem.training.growth_from_config import make_grower, starting_plan
 from meristem.training.meter import Clock, PendingReadings, StepReading
 from meristem.training.optimizer import guarded_update, learning_rate, make_optimizer
 from meristem.training.recorder import Progress, Recorder, due
+from meristem.training.sharding import Sharded
 from meristem.training.signals import BROKEN_PIPE, StopSignals
 from meristem.training.tasks import initial_plan, make_task
 from meristem.training.trackers import check_trackers
@@ -181,9 +182,11 @@ class Trainer:
         self.overdue = False  # whether a save waits for an update that is finite
         if checkpoint is not None:
             self.restore(checkpoint, self.task.step_flops(checkpoint.plan).causal)
-        self.gradients = Gradients(
-            peers.wrap(self.model), compile=self.compiled, device=device, recompute=config.train.recompute
-        )
+        wrapped = peers.wrap(self.model, self.optimizer, config.train.parallel)
+        self.sharded = wrapped if isinstance(wrapped, Sharded) else None
+        if self.grower is not None:
+            self.grower.whole = self.whole
+        self.gradients = Gradients(wrapped, compile=self.compiled, device=device, recompute=config.train.recompute)
         self.readings, self.clock = PendingReadings(), Clock()
         self.saver = Saver(folder.checkpoints, config.checkpoint.keep)
         self.tokens = self.targets = torch.empty(0)  # of the last update, (micro-batches, b, ...)
@@ -192,7 +195,8 @@ class Trainer:
         """Take up what a checkpoint holds; one that does not fit is an error that names it."""
         state = checkpoint.state
         try:
-            restore_model(checkpoint, self.model, self.optimizer)
+            sharded = self.config.train.parallel == "fsdp" and self.peers.world > 1  # no GPU need hold all moments
+            restore_model(checkpoint, self.model, self.optimizer, torch.device("cpu") if sharded else None)
             restore_rng(checkpoint.rng)
             for name in ("skipped", "skipped_in_a_row"):
                 check_integer(name, state[name], 0)
@@ -318,13 +322,21 @@ class Trainer:
             stopping = self.settle(self.readings.flush(), record)
             self.clock.pause()
         if growth.changed:
-            self.gradients.restructured(self.peers.wrap(self.model) if growth.exchanged else None)
+            self.gradients.restructured(self.rewrapped() if growth.exchanged else None)
             record.restructured(step, self.plan)
         for event in growth.events:
             record.growth(event)
         if growth.observation is not None:
             record.observation(step, growth.observation)
         return stopping
+
+    def whole(self) -> AbstractContextManager[None]:
+        """Within this the model has its whole weights on every process; all of them must come here."""
+        return nullcontext() if self.sharded is None else self.sharded.whole()
+
+    def rewrapped(self) -> nn.Module:
+        """The model for several processes after its parameters were exchanged; a sharded one is already made anew."""
+        return self.sharded or self.peers.wrap(self.model, self.optimizer)
 
     def evaluate_and_save(self, stopping: bool, record: Recorder) -> bool:
         """Evaluate and save, each when it is due, or save to stop; whether to stop."""
@@ -349,12 +361,15 @@ class Trainer:
 
         The first process finds them; on the others there are none.
         """
-        found = self.task.measure(self.model, self.peers.device) if self.peers.first else {}
+        found = self._measured()
         if self.config.train.average:
-            with averaged(self.optimizer):
-                again = self.task.measure(self.model, self.peers.device) if self.peers.first else {}
-            found |= {f"{name}_average": value for name, value in again.items()}
+            with averaged(self.optimizer):  # before weights are gathered: of each its own part
+                found |= {f"{name}_average": value for name, value in self._measured().items()}
         return found
+
+    def _measured(self) -> dict[str, float]:
+        with self.whole():
+            return self.task.measure(self.model, self.peers.device) if self.peers.first else {}
 
     def save(self, record: Recorder, *, good: bool) -> None:
         """Begin to write a checkpoint, which is good already if the loss from these weights was seen to be finite.
@@ -364,7 +379,7 @@ class Trainer:
         config, progress = self.config, self.progress
         last = progress.step == config.train.steps  # then they are the best there is, if they are finite
         self.overdue = progress.skipped_in_a_row > 0 and not last
-        if self.overdue or not self.peers.first:
+        if self.overdue or (self.sharded is None and not self.peers.first):
             return
         self.note_saved(record, wait=True)
         taken = snapshot(
@@ -378,7 +393,10 @@ class Trainer:
                 "processes": self.peers.world, "seeds": {"weights": config.train.seed, "data": config.data.seed},
                 "meristem": __version__, "torch": torch.__version__,
             },
+            keep=self.peers.first,
         )  # fmt: skip
+        if not self.peers.first:
+            return
         self.saver.save(taken)
         if good:
             self.saver.proven(progress.step + 1)  # a finite held-out loss proves it as the next update would
@@ -467,6 +485,7 @@ def _check_memory(config: Config, plan: Plan, peers: Processes) -> None:
     try:
         plan.check_memory(
             micro * plan.context, config.train.batch_size, memory_of(peers.device),
+            optimizer=config.optimizer.kind, parallel=config.train.parallel, world=peers.world,
             average=config.train.average > 0, recompute=config.train.recompute,
         )  # fmt: skip
     except InputError as error:

@@ -19,6 +19,7 @@ from meristem.errors import InputError
 from meristem.model.operators import use_triton
 from meristem.model.transformer import Transformer
 from meristem.plan import Plan
+from meristem.ranks import own_parts, rank, rows_of_rank, world
 from meristem.training.adamw import AdamW
 
 # Five steps of an odd polynomial, each with coefficients of its own, bring singular values from 1e-3..1 to near 1:
@@ -44,6 +45,15 @@ class MatrixRows(NamedTuple):
     def of(self, tensors: Sequence[Tensor]) -> Tensor:
         """This part of one of the tensors that have the shapes of the parameters."""
         return tensors[self.parameter][self.begin : self.end]
+
+    def within(self, held: slice) -> MatrixRows:
+        """What there is of it in a part of the parameter that has these rows, counted from the first of them."""
+        begin, end = max(self.begin, held.start), min(self.end, held.stop)
+        return MatrixRows(self.parameter, begin - held.start, max(begin, end) - held.start)
+
+    @property
+    def height(self) -> int:
+        return self.end - self.begin
 
 
 def orthogonalised(batch: Tensor) -> Tensor:
@@ -141,20 +151,31 @@ class Muon(torch.optim.Optimizer):
         return loss
 
     def _update(self, parameters: list[Tensor], found_inf: Tensor | None, grad_scale: Tensor | None) -> None:
-        group, like = self.param_groups[0], parameters[0]
+        group = self.param_groups[0]
+        weights, sharded = own_parts(parameters)
+        like = weights[0]
         skipped = like.new_zeros(()) if found_inf is None else found_inf
         scale = like.new_ones(()) if grad_scale is None else grad_scale
         rate = (1 - skipped) * group["lr"]
-        gradients: list[Tensor] = [p.grad for p in parameters if p.grad is not None]
-        momenta = [self._momentum(p) for p in parameters]
+        gradients, _ = own_parts([p.grad for p in parameters if p.grad is not None])
+        momenta, _ = own_parts([self._momentum(p) for p in parameters])
         dtype = torch.bfloat16 if like.is_cuda else like.dtype
-        for (rows, columns), parts in self._sorted(parameters).items():
-            batch = like.new_empty(len(parts), rows, columns, dtype=dtype)
-            for directions, part in zip(batch, parts, strict=True):
-                momentum_(directions, part.of(gradients), part.of(momenta), skipped, scale, group["momentum"])
+        for (rows, columns), matrices in self._sorted(parameters).items():
+            spread = _spread(matrices, parameters) if sharded else [matrices]  # what every process has of them
+            heights = [[part.height for part in held] for held in spread]
+            mine = rank() if sharded else 0
+            directions = like.new_empty(sum(heights[mine]), columns, dtype=dtype)
+            for own, part in zip(directions.split(heights[mine]), spread[mine], strict=True):
+                if part.height:
+                    momentum_(own, part.of(gradients), part.of(momenta), skipped, scale, group["momentum"])
+            if sharded:
+                updates = _gathered_work(directions, heights)
+            else:
+                updates = _shared_work(directions.unflatten(0, (-1, rows))).flatten(0, 1)
             size = UPDATE_SIZE * max(rows, columns) ** 0.5
-            for updates, part in zip(_shared_work(batch), parts, strict=True):
-                update_(part.of(parameters), updates, rate, group["weight_decay"], size)
+            for own, part in zip(updates.split(heights[mine]), spread[mine], strict=True):
+                if part.height:
+                    update_(part.of(weights), own, rate, group["weight_decay"], size)
 
     def _momentum(self, parameter: Tensor) -> Tensor:
         state = self.state[parameter]
@@ -182,16 +203,43 @@ class Muon(torch.optim.Optimizer):
 
 def _shared_work(batch: Tensor) -> Tensor:
     """Matrices of one shape, orthogonalised, each by one of the processes."""
-    world = dist.get_world_size() if dist.is_initialized() else 1
-    if world == 1:
+    if world() == 1:
         return orthogonalised(batch)
-    share = -(-len(batch) // world)
-    mine = batch[dist.get_rank() * share :][:share]
+    share, mine = -(-len(batch) // world()), batch[rows_of_rank(len(batch))]
     own = batch.new_zeros(share, *batch.shape[1:])
     own[: len(mine)] = orthogonalised(mine) if len(mine) else mine
-    everyones = batch.new_empty(share * world, *batch.shape[1:])
+    everyones = batch.new_empty(share * world(), *batch.shape[1:])
     dist.all_gather_into_tensor(everyones, own)
     return everyones[: len(batch)]
+
+
+def _spread(matrices: Sequence[MatrixRows], parameters: Sequence[Tensor]) -> list[list[MatrixRows]]:
+    """What every process has of matrices whose parameters are shared out over all of them."""
+    return [
+        [part.within(rows_of_rank(len(parameters[part.parameter]), of)) for part in matrices] for of in range(world())
+    ]
+
+
+def _gathered_work(rows: Tensor, heights: Sequence[Sequence[int]]) -> Tensor:
+    """Rows (n, columns) that this process has of matrices of one shape, as they are in the orthogonalised matrices.
+
+    Process p has `heights[p][m]` rows of matrix m. Each matrix is put together by one of the processes, which sends
+    the rows of the outcome back to where they belong.
+    """
+    owned = [range(len(heights[0]))[rows_of_rank(len(heights[0]), of)] for of in range(world())]
+    mine = owned[rank()]
+    sent = [sum(heights[rank()][m] for m in matrices) for matrices in owned]
+    got = [sum(held[m] for m in mine) for held in heights]
+    pieces = rows.new_empty(sum(got), rows.shape[1])
+    dist.all_to_all_single(pieces, rows, got, sent)
+    if mine:
+        parts = pieces.split([held[m] for held in heights for m in mine])  # by process, then by matrix
+        whole = orthogonalised(torch.stack([torch.cat(parts[number :: len(mine)]) for number in range(len(mine))]))
+        split = [matrix.split([held[m] for held in heights]) for matrix, m in zip(whole, mine, strict=True)]
+        pieces = torch.cat([part for of_process in zip(*split, strict=True) for part in of_process])
+    updates = torch.empty_like(rows)
+    dist.all_to_all_single(updates, pieces, sent, got)
+    return updates
 
 
 def _heights(model: Transformer) -> Iterable[tuple[Tensor, tuple[int, ...]]]:

@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from meristem.config import OptimizerConfig
 from meristem.model.inputs import check_model
+from meristem.ranks import own_parts, sum_over_ranks
 from meristem.training.adamw import AdamW
 from meristem.training.muon import Muon
 
@@ -62,9 +63,10 @@ def make_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Opt
 
 
 def gradient_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
-    """The norm of all gradients together."""
-    norms = torch._foreach_norm([p.grad for p in parameters if p.grad is not None])
-    return torch.linalg.vector_norm(torch.stack(norms))
+    """The norm of all gradients together, those of all processes where each has its part."""
+    gradients, parts = own_parts([p.grad for p in parameters if p.grad is not None])
+    norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
+    return sum_over_ranks(norm.square()).sqrt() if parts else norm
 
 
 def guarded_update(optimizer: torch.optim.Optimizer, lr: float, loss: Tensor, clip: float) -> tuple[Tensor, Tensor]:
