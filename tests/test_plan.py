@@ -436,12 +436,12 @@ def test_memory_grows_with_the_batch(plan: Plan, tokens: int, more: int) -> None
 
 @pytest.mark.parametrize("size", SIZES)
 def test_memory_is_plausible(size: str) -> None:
-    """16 to 18 bytes per parameter, and about the 34 d bytes of activations per token and layer that
-    Korthikanti et al. (2205.05198) count without the attention matrices."""
+    """16 to 18 bytes per parameter, and less than the 34 d bytes of activations per token and layer that Korthikanti
+    et al. (2205.05198) count without the attention matrices: no dropout, and no stream is kept."""
     plan = Plan.prism(**SIZES[size])
-    memory = plan.memory(8192)
+    memory = plan.memory(16384)
     assert 16 <= (memory.weights + memory.gradients + memory.optimizer) / plan.parameters <= 18
-    assert 28 <= memory.activations / (8192 * len(plan.layers) * plan.width) <= 40
+    assert 20 <= memory.activations / (16384 * len(plan.layers) * plan.width) <= 26
     # The loss keeps a chunk of logits, never those of the whole batch.
     assert plan.memory(10**6).loss == memory.loss
 

@@ -32,12 +32,12 @@ from meristem.settings import from_text, is_list, of_type
 
 CLOSE = 0.7  # of difflib's measure: from here on a name is taken for another one that was misspelt
 
-# What may change when a run is resumed: the result does not depend on it, or (device, compile, recompute, micro_batch)
-# only in the rounding of sums.
+# What may change when a run is resumed: the result does not depend on it, or (device, compile, recompute,
+# parallel, micro_batch) only in the rounding of sums.
 RESUMABLE = (
-    "data.path", "train.device", "train.compile", "train.recompute", "train.parallel", "train.micro_batch", "train.max_skipped",
-    "train.on_divergence", "train.max_rewinds", "eval.batch", "checkpoint.every", "checkpoint.keep", "log.every",
-    "log.trackers", "growth.static_loops.like", "growth.block_loop.like",
+    "data.path", "train.device", "train.compile", "train.recompute", "train.parallel", "train.micro_batch",
+    "train.max_skipped", "train.on_divergence", "train.max_rewinds", "eval.batch", "checkpoint.every",
+    "checkpoint.keep", "log.every", "log.trackers", "growth.static_loops.like", "growth.block_loop.like",
 )  # fmt: skip
 # What else may be another one in a run that branches off: its decay, and what is measured on the way.
 BRANCHED = (

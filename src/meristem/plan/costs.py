@@ -113,9 +113,9 @@ def layer_cost(plan: Plan, layer: LayerPlan) -> Cost:
     feed_forward_matrices = 3 * d * f
     forward = _products(attention_matrices + feed_forward_matrices) + _attention(plan, q)
     softmax, kv_values = layer.heads * t * t, 2 * kv
-    # Saved for backward in bf16, with the residual stream in float32: two residuals, two normed inputs,
-    # q k v, attention output with its log-sum-exp, gate and up (their product is formed again).
-    activations = 2 * (4 * d + 2 * d) + 2 * (q + 2 * kv) + 2 * q + 4 * layer.heads + 4 * f
+    # Saved for backward in bf16: two norms, q k v, attention output with its log-sum-exp, gate and up (their product is
+    # formed again, and the stream itself is not needed).
+    activations = 2 * 2 * d + 2 * (q + 2 * kv) + 2 * q + 4 * layer.heads + 4 * f
     if layer.loop is not None:
         m, passes = len(layer.loop.heads) * layer.head_dim, layer.loop.passes
         forward += (_products(4 * d * m) + _attention(plan, m)) * passes
@@ -140,7 +140,7 @@ def outer_cost(plan: Plan) -> Cost:
     d, v, c = plan.width, plan.vocabulary, plan.classes
     gates = plan.gates
     trained = len(plan.layers) * gates.passes * gates.heads if gates is not None and gates.trained else 0
-    activations = 4 * d + 2 * d
+    activations = 2 * d
     if c is None:
         return Cost(v * d + d + trained, _products(v * d), activation_bytes_per_token=activations)
     return Cost(v * d + d + trained + (d + 1) * c, activation_bytes_per_token=activations, answer=2 * d * c)
