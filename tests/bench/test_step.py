@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
 import torch
 
-from meristem.bench.step import TrainingStep, compare_steps, nanogpt_step, random_batches, results_text
+from meristem.bench.step import TrainingStep, nanogpt_step, random_batches
+from meristem.bench.steps import compare_steps, results_text
 from meristem.errors import InputError, RunError
 from meristem.plan import Plan
 from training.helpers import CPU
@@ -19,7 +21,7 @@ PLANS = {"uniform": Plan.from_heads([4, 4], **SHAPE), "prism": Plan.from_heads([
 def test_arms_are_measured_in_turn_and_reported() -> None:
     said: list[str] = []
     report = compare_steps(
-        PLANS, CPU, attention=["auto"], nanogpt=None, batch=2, steps=3, warmup=1, rounds=2, compile=False,
+        PLANS, CPU, attention=["auto"], nanogpt=None, train=False, batch=2, steps=3, warmup=1, rounds=2, compile=False,
         say=said.append,
     )  # fmt: skip
     results = report["results"]
@@ -34,6 +36,18 @@ def test_arms_are_measured_in_turn_and_reported() -> None:
     table = results_text(report).splitlines()
     assert [line.split()[0] for line in table[2:]] == ["uniform", "prism"]
     assert " 1.000 " in table[2]
+
+
+def test_a_whole_training_is_measured_beside_its_step() -> None:
+    """On data of the plan's vocabulary, and with a loss that is that of random tokens."""
+    report = compare_steps(
+        {"prism": PLANS["prism"]}, CPU, attention=["auto"], nanogpt=None, train=True, batch=2, steps=3, warmup=1,
+        rounds=1, compile=False, say=lambda text: None,
+    )  # fmt: skip
+    step, whole = report["results"]
+    assert [step["name"], whole["name"]] == ["prism", "train, prism"]
+    assert whole["tokens_per_second"] == pytest.approx(2 * 16 / whole["milliseconds"] * 1e3)
+    assert whole["last_loss"] == pytest.approx(math.log(64), abs=0.5)
 
 
 def test_steps_with_recomputed_blocks_and_an_average_have_the_same_losses() -> None:

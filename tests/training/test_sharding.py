@@ -19,7 +19,9 @@ from .test_together import TOGETHER, told
 
 LAST = 8  # the checkpoint that runs go on from: blocks were stacked, a head was born, and a loop
 GROWING: dict[str, Any] = {**TOGETHER, "train__steps": 12, "checkpoint__every": 4, "optimizer__eps": 1e-6}
-MUON: dict[str, Any] = {**GROWING, "optimizer__kind": "muon"}
+MUON: dict[str, Any] = {
+    **GROWING, "optimizer__kind": "muon", "train__average": 0.9, "train__recompute": True,
+}  # fmt: skip
 KINDS: dict[str, tuple[int, str]] = {"one": (1, "ddp"), "ddp": (2, "ddp"), "fsdp": (2, "fsdp"), "four": (4, "fsdp")}
 WAYS = [("one", "ddp"), ("one", "fsdp"), ("ddp", "one"), ("ddp", "four"), ("fsdp", "one"), ("fsdp", "ddp")]
 Job = tuple[int | str | Path, ...]

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import gc
 import itertools
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +17,7 @@ from torch._inductor.utils import fresh_cache
 
 from meristem.bench.peers import nanogpt_model
 from meristem.config import OptimizerConfig
-from meristem.devices import autocast, compute_dtype, describe_device, peak_flops
+from meristem.devices import autocast, compute_dtype, peak_flops
 from meristem.limits import check_integer
 from meristem.model import Classifier, Decoder
 from meristem.model.transformer import Regions
@@ -189,89 +186,6 @@ def check_minimums(*limits: tuple[str, int, int]) -> None:
     """Refuse the first (field, value, minimum) whose value is too small, or larger than anything can be."""
     for field, value, minimum in limits:
         check_integer(field, value, minimum)
-
-
-def compare_steps(
-    plans: Mapping[str, Plan],
-    device: torch.device,
-    *,
-    attention: Sequence[str],
-    nanogpt: Path | None,
-    batch: int,
-    steps: int,
-    warmup: int,
-    rounds: int,
-    compile: bool,
-    say: Callable[[str], None],
-) -> dict[str, Any]:
-    """Measure every plan with every attention choice, and nanoGPT first if it is there; ready for JSON.
-
-    Arms are measured in turn, `rounds` times over, so that a slow drift of the machine falls on all of them.
-    """
-    check_minimums(("batch", batch, 1), ("steps", steps, 2), ("warmup", warmup, 0), ("rounds", rounds, 1))
-    arms: list[tuple[str, Plan, Callable[[], tuple[Step, list[str] | None]]]] = []
-    first = next(iter(plans.values()))
-    if nanogpt is not None:
-        folder, base = (
-            nanogpt,
-            Plan.from_heads(
-                [max(first.heads)] * len(first.layers),
-                width=first.width,
-                vocabulary=first.vocabulary,
-                context=first.context,
-            ),
-        )
-        arms.append(("nanoGPT", base, lambda: (nanogpt_step(folder, base, device, compile=compile), None)))
-    for name, plan in plans.items():
-        for wanted in attention:
-            label = name if len(attention) == 1 else f"{name}, {wanted}"
-            arms.append((label, plan, partial(meristem_step, plan, device, attention=wanted, compile=compile)))
-    results = []
-    for _ in range(rounds):
-        for name, plan, build in arms:
-            torch._dynamo.reset()
-            step, kernels = build()
-            result = measure(name, step, plan, device, batch=batch, steps=steps, warmup=warmup, attention=kernels)
-            del step
-            gc.collect()
-            if device.type == "cuda":
-                torch.cuda.empty_cache()
-            say(_line(result))
-            results.append(result)
-    return {
-        "device": describe_device(device),
-        "torch": torch.__version__,
-        "settings": {"batch": batch, "context": first.context, "steps": steps, "warmup": warmup, "compile": compile},
-        "plans": {name: list(plan.heads) for name, plan in plans.items()},
-        "results": [asdict(result) for result in results],
-    }
-
-
-def results_text(report: dict[str, Any]) -> str:
-    """A table of the medians over rounds, with ratios to the first arm."""
-    arms: dict[str, list[dict[str, Any]]] = {}
-    for result in report["results"]:
-        arms.setdefault(result["name"], []).append(result)
-    lines = [
-        f"{report['device']}, torch {report['torch']}",
-        "arm                   ms/step   tokens/s   ratio   peak GiB  ratio",
-    ]
-    base: tuple[float, float | None] | None = None
-    for name, rounds in arms.items():
-        ms = statistics.median(r["milliseconds"] for r in rounds)
-        rate = statistics.median(r["tokens_per_second"] for r in rounds)
-        memory = rounds[0]["peak_gib"]
-        base = base or (rate, memory)
-        held = "       -      -" if memory is None or base[1] is None else f"{memory:8.2f}  {memory / base[1]:5.3f}"
-        lines.append(f"{name:<20}  {ms:7.2f}  {rate:9,.0f}   {rate / base[0]:5.3f}   {held}")
-    return "\n".join(lines)
-
-
-def _line(result: StepResult) -> str:
-    return (
-        f"{result.name}: {result.milliseconds:.2f} ms (quartiles {result.spread:.2f} apart), "
-        f"{result.tokens_per_second:,.0f} tokens/s, first step {result.compile_seconds:.1f} s"
-    )
 
 
 def random_batches(plan: Plan, device: torch.device, batch: int) -> Iterator[tuple[Tensor, Tensor]]:

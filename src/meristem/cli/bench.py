@@ -12,6 +12,7 @@ import typer
 from meristem.arguments import integers
 from meristem.choices import BenchPolicy
 from meristem.cli.app import examples, group
+from meristem.errors import InputError
 
 bench_app = group("bench", "Measure speed and memory.")
 
@@ -31,7 +32,7 @@ Out = Annotated[Path | None, typer.Option(help="Write the results as JSON.")]
     "step",
     epilog=examples(
         "meristem bench step --schedules uniform,prism --out step.json",
-        "meristem bench step --nanogpt ../nanoGPT",
+        "meristem bench step --sizes 124m,354m,757m --nanogpt ../nanoGPT",
     ),
 )
 def bench_step(
@@ -42,32 +43,41 @@ def bench_step(
     vocabulary: Vocabulary = 50304,
     context: Context = 1024,
     batch: Batch = 32,
+    sizes: Annotated[
+        str | None, typer.Option(help="124m, 354m, 757m or several: layers, width, heads and batch of the paper's.")
+    ] = None,
     steps: Annotated[int, typer.Option(help="Timed steps.")] = 30,
     warmup: Annotated[int, typer.Option(help="Untimed steps before them.")] = 5,
     rounds: Annotated[int, typer.Option(help="Times every arm is measured, in turn.")] = 1,
     attention: Annotated[str, typer.Option(help="auto, cudnn, flash, efficient, math; or several.")] = "auto",
     nanogpt: Annotated[Path | None, typer.Option(help="A checkout of karpathy/nanoGPT to measure beside.")] = None,
+    train: Annotated[bool, typer.Option("--train", help="Also all of `meristem train`, with data and logs.")] = False,
     device: Device = "auto",
     compile: Compile = None,
     out: Out = None,
 ) -> None:
     """Time of a whole training step (forward, backward, update), schedule by schedule, in one run."""
-    from meristem.bench.step import compare_steps, results_text
+    from meristem.bench.steps import SIZES, Size, compare_steps, results_text
     from meristem.devices import choose_device
     from meristem.plan import Plan
 
     place = choose_device(device)
-    plans = {
-        name: Plan.scheduled(name, layers=layers, width=width, heads=heads, vocabulary=vocabulary, context=context)
-        for name in schedules.split(",")
-    }
-    report = compare_steps(
-        plans, place, attention=attention.split(","), nanogpt=nanogpt, batch=batch, steps=steps, warmup=warmup,
-        rounds=rounds, compile=place.type == "cuda" if compile is None else compile,
-        say=lambda text: print(text, file=sys.stderr, flush=True),
-    )  # fmt: skip
-    print(results_text(report))
-    _write_json(report, out)
+    named = {"": Size(layers, width, heads, batch)}
+    if sizes is not None:
+        if unknown := [name for name in sizes.split(",") if name not in SIZES]:
+            raise InputError("sizes", unknown[0], f"must be of {', '.join(SIZES)}")
+        named = {name: SIZES[name] for name in sizes.split(",")}
+    reports: dict[str, Any] = {}
+    for name, size in named.items():
+        shape: dict[str, Any] = {"layers": size.layers, "width": size.width, "heads": size.heads}
+        reports[name] = compare_steps(
+            {s: Plan.scheduled(s, **shape, vocabulary=vocabulary, context=context) for s in schedules.split(",")},
+            place, attention=attention.split(","), nanogpt=nanogpt, train=train, batch=size.batch, steps=steps,
+            warmup=warmup, rounds=rounds, compile=place.type == "cuda" if compile is None else compile,
+            say=lambda text: print(text, file=sys.stderr, flush=True),
+        )  # fmt: skip
+        print(results_text(reports[name]), flush=True)
+        _write_json(reports[name] if sizes is None else {"sizes": reports}, out)
 
 
 @bench_app.command(

@@ -32,7 +32,7 @@ def update_average(optimizer: torch.optim.Optimizer, decay: float, skipped: Tens
             state[AVERAGE], state[AVERAGED] = parameter.detach().clone(), torch.zeros_like(skipped)
     counts = [state[AVERAGED] for state in states]
     finite = 1 - skipped
-    torch._foreach_add_(counts, finite)
+    torch._foreach_add_(counts, [finite] * len(counts))  # a single tensor would be read by the host
     shares = finite * (QUICK / (QUICK - 1 + torch.stack(counts))).clamp(min=1 - decay)
     averages, _ = own_parts([state[AVERAGE] for state in states])  # of a sharded model its own rows
     torch._foreach_lerp_(averages, own_parts(parameters)[0], list(shares.unbind()))

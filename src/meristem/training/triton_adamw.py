@@ -60,7 +60,8 @@ def adamw_kernel_(
     like, (beta1, beta2) = parameters[0], group["betas"]
     skipped = torch.zeros((), device=like.device) if found_inf is None else found_inf
     scale = torch.ones((), device=like.device) if grad_scale is None else grad_scale
-    torch._foreach_add_([state["step"] for state in states], 1 - skipped)
+    # Not one tensor for all: the host would wait for it.
+    torch._foreach_add_([state["step"] for state in states], [1 - skipped] * len(states))
     columns = parameters, gradients, *([s[key] for s in states] for key in ("exp_avg", "exp_avg_sq", "step"))
     addresses = tuple(tensor.data_ptr() for column in columns for tensor in column)
     if table is None or table.addresses != addresses:

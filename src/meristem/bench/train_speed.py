@@ -1,0 +1,74 @@
+"""The speed of `meristem train` itself, with its data and logs, beside that of the bare step."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
+
+from meristem.bench.step import StepResult, check_minimums
+from meristem.choices import Attention
+from meristem.config import CheckpointConfig, Config, DataConfig, EvalConfig, LogConfig, ModelConfig, TrainConfig
+from meristem.data import HfTokenizer, prepare
+from meristem.devices import peak_flops
+from meristem.files import write_atomically
+from meristem.plan import Plan
+from meristem.runs.run_folder import RunFolder
+from meristem.settings import of_type
+from meristem.training.loop import train
+from meristem.training.meter import Clock
+
+TOKENS = 1 << 20  # of random data
+
+
+def measure_train(
+    name: str, plan: Plan, device: torch.device, *, attention: str, batch: int, steps: int, compile: bool
+) -> StepResult:
+    """Train a plan on random tokens, and read its speed, over its last `steps` updates, where users read it."""
+    check_minimums(("batch", batch, 1), ("steps", steps, 2))
+    steps = min(steps, Clock.WINDOW)
+    with tempfile.TemporaryDirectory(prefix="bench-") as place, contextlib.redirect_stderr(io.StringIO()):
+        folder = Path(place)
+        random_data(folder / "text", plan)
+        write_atomically(folder / "plan.json", plan.to_json())
+        config = Config(
+            model=ModelConfig(plan=str(folder / "plan.json")), data=DataConfig(path=str(folder / "text" / "data")),
+            train=TrainConfig(
+                steps=steps + 12, batch_size=batch, device=str(device), compile=compile,
+                attention=of_type("attention", attention, Attention),
+            ),
+            eval=EvalConfig(every=0), checkpoint=CheckpointConfig(every=0), log=LogConfig(every=1),
+        )  # fmt: skip
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
+        train(config, folder / "run")
+        lines = map(json.loads, RunFolder.open(folder / "run").metrics.read_text().splitlines())
+        last = [line for line in lines if line.get("tokens_per_second")][-1]
+    rate = float(last["tokens_per_second"])
+    peak = peak_flops(device)
+    return StepResult(
+        name=name, milliseconds=1e3 * batch * plan.context / rate, spread=0.0, tokens_per_second=rate,
+        peak_gib=torch.cuda.max_memory_reserved(device) / 2**30 if device.type == "cuda" else None,
+        mfu=None if peak is None else rate * plan.cost.training.full / peak, attention=None, steps=steps,
+        compile_seconds=0.0, last_loss=float(last["loss"]),
+    )  # fmt: skip
+
+
+def random_data(folder: Path, plan: Plan) -> None:
+    """A data folder of random tokens, any of a plan's vocabulary, made as users make theirs."""
+    words = {str(number): number for number in range(plan.vocabulary)}
+    tokenizer = Tokenizer(WordLevel(words, unk_token="0"))
+    tokenizer.pre_tokenizer = WhitespaceSplit()
+    folder.mkdir()
+    ids = np.random.default_rng(0).integers(1, plan.vocabulary, max(TOKENS, 8 * plan.context))
+    (folder / "text.txt").write_text(" ".join(map(str, ids.tolist())))
+    own = HfTokenizer(tokenizer.to_str(), eot_token="0")
+    prepare([folder / "text.txt"], folder / "data", tokenizer=own, held_out=0.25, workers=1)
