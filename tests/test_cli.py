@@ -104,8 +104,8 @@ def test_plan_tells_the_memory_of_each_process(call: Call) -> None:
     facts = json.loads(call("plan", *sharded, "--json").out)["training_memory"]
     memory = Plan.prism(layers=12, width=768, heads=12).memory(32768, optimizer="muon", parallel="fsdp", world=8)
     assert facts == {
-        "optimizer": "muon", "parallel": "fsdp", "world": 8, "batch_tokens": 32768, "total": memory.total,
-        **asdict(memory),
+        "optimizer": "muon", "parallel": "fsdp", "world": 8, "recompute": False, "batch_tokens": 32768,
+        "total": memory.total, **asdict(memory),
     }  # fmt: skip
     assert call("plan", "--parallel", "fsdp").err == (
         "error: parallel = 'fsdp': is of several processes: say how many with --world\n"

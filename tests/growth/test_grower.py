@@ -532,7 +532,7 @@ def test_the_first_block_shares_its_graph_with_the_others(compilers: list[Any], 
         plain = model(tokens, tokens.roll(-1, dims=1)).loss
     compiled.backward()
     assert compilers[1].frame_count == 1
-    torch.testing.assert_close(compiled, plain, rtol=0, atol=1e-5)
+    torch.testing.assert_close(compiled, plain, rtol=0, atol=1e-4 if mixed else 1e-5)
     with torch.no_grad():
         model(tokens, tokens.roll(-1, dims=1), regions)
     assert compilers[1].frame_count == 2  # without gradients there is another one, again for all blocks

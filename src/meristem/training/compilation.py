@@ -9,14 +9,13 @@ from typing import Any
 
 import torch
 import torch._dynamo
+import torch._inductor.config
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from meristem.model.operators import announce_operators
 from meristem.model.transformer import Regions
 
-# Rows that are no multiple of 128 bytes long would be copied into longer ones, at a cost that no product wins back.
-OPTIONS: dict[str, Any] = {"comprehensive_padding": False}
 VARIANTS = 64  # of one piece of code; more than any plan needs (kinds of blocks times passes)
 
 
@@ -27,7 +26,9 @@ def compiled_regions() -> Regions:
     """
     announce_operators()
     torch._dynamo.config.recompile_limit = max(VARIANTS, torch._dynamo.config.recompile_limit)
-    regions = Regions().mapped(partial(torch.compile, dynamic=False, fullgraph=True, options=OPTIONS))
+    # Rows that are no multiple of 128 bytes long would be copied into longer ones, which no product wins back.
+    torch._inductor.config.comprehensive_padding = False
+    regions = Regions().mapped(partial(torch.compile, dynamic=False, fullgraph=True))
     return replace(regions, enter=partial(_enter_as_between_blocks, regions.enter))
 
 
