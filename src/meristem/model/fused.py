@@ -63,13 +63,15 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     `sin` carries the minus of the rotation.
     """
     precise = x.to(accum_dtype(x.dtype))
-    first, second = precise.chunk(2, dim=-1)
-    low, high = sin.chunk(2, dim=-1)
-    rotated = precise * cos
-    half = first.shape[-1]
-    rotated[..., :half].addcmul_(second, low)
-    rotated[..., half:].addcmul_(first, high)
-    return rotated.to(x.dtype)
+    return _rotate_into(torch.empty_like(precise), precise, cos, sin).to(x.dtype)
+
+
+def _rotate_into(result: Tensor, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Write the rotated x, which has the dtype of the angles, into a result of the same shape."""
+    torch.mul(x, cos, out=result)
+    for part, other, angle in zip(result.chunk(2, -1), reversed(x.chunk(2, -1)), sin.chunk(2, -1), strict=True):
+        part.addcmul_(other, angle)
+    return result
 
 
 @operator("rotate_heads_", mutates=("packed",))
@@ -95,7 +97,16 @@ def rotate_heads_backward(dq: Tensor, dk: Tensor, dv: Tensor, cos: Tensor, sin: 
         rotate_into(packed[:, :, heads:], dk, cos, sin, -1)
         rotate_into(packed[:, :, heads + kv_heads :], dv, cos, sin, 0)
         return packed
-    return torch.cat((rotate(dq, cos, -sin), rotate(dk, cos, -sin), dv), dim=2)
+    heads, kv_heads = dq.shape[2], dk.shape[2]
+    packed = dq.new_empty((*dq.shape[:2], heads + 2 * kv_heads, dq.shape[3]))
+    queries, keys, values = packed.split((heads, kv_heads, kv_heads), dim=2)
+    values.copy_(dv)
+    for part, grad in ((queries, dq), (keys, dk)):
+        if grad.dtype == cos.dtype:
+            _rotate_into(part, grad, cos, -sin)
+        else:
+            part.copy_(rotate(grad, cos, -sin))
+    return packed
 
 
 @rotate_heads_backward.register_fake
@@ -254,11 +265,11 @@ def swiglu_backward(gate_up: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
     accum = accum_dtype(gate_up.dtype)
     gate, up = gate_up.to(accum).chunk(2, dim=-1)
     active, dy = silu(gate), grad.to(accum)
-    result = torch.empty_like(gate_up)
+    result = torch.empty_like(gate_up, dtype=accum)
     gate_grad, up_grad = result.chunk(2, dim=-1)
-    gate_grad.copy_(torch.ops.aten.silu_backward(dy * up, gate))
-    up_grad.copy_(dy * active)
-    return result, (active * up).to(gate_up.dtype)
+    torch.mul(dy, active, out=up_grad)
+    torch.ops.aten.silu_backward.grad_input(dy * up, gate, grad_input=gate_grad)
+    return result.to(gate_up.dtype), active.mul_(up).to(gate_up.dtype)
 
 
 @swiglu_backward.register_fake
@@ -275,7 +286,7 @@ class _SwigluLinear(torch.autograd.Function):
         cast = weight.to(gate_up.dtype)
         ctx.save_for_backward(gate_up, cast)
         ctx.weight_dtype = weight.dtype
-        return (silu(gate) * up) @ cast.T
+        return silu(gate).mul_(up) @ cast.T
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
