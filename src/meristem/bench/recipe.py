@@ -2,47 +2,28 @@
 
 from __future__ import annotations
 
+import gc
 import math
-import sys
-import textwrap
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
-from typing import Protocol
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
-from meristem.bench.peers import nanogpt_model
-from meristem.bench.step import wait
+from meristem.bench.contenders import Baseline, Contender, NanoGPT, Ours
+from meristem.bench.step import check_minimums, wait
 from meristem.config import OptimizerConfig
 from meristem.data import Sampler, TokenData, batch
-from meristem.devices import autocast, compute_dtype
-from meristem.errors import RunError
-from meristem.model import Decoder
+from meristem.devices import describe_device
+from meristem.errors import InputError
 from meristem.plan import Plan
-from meristem.training.gradients import Gradients
 from meristem.training.held_out import held_out_windows
-from meristem.training.optimizer import guarded_update, learning_rate, make_optimizer
-
-BASELINE = "train_gpt_simple.py"
-IMPORTS = "import torch\nfrom torch import Tensor, nn\nfrom torch.optim import AdamW\nimport torch.nn.functional as F\n"
-BASELINE_FOLDERS = (".", "records/track_3_optimization")
-
-
-class Contender(Protocol):
-    """A model in training."""
-
-    def update(self, step: int, tokens: Tensor, targets: Tensor) -> None:
-        """One update, the `step`-th from 0, with tokens and targets (B, T)."""
-
-    def loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        """The mean cross entropy of tokens (B, T), without gradients."""
-
 
 Build = Callable[[float, int], Contender]  # from the rate and the number of updates
 
@@ -67,120 +48,6 @@ class Training:
     @property
     def final(self) -> Point:
         return self.curve[-1]
-
-
-# --- contenders ------------------------------------------------------------------------------------------------------
-
-
-class Ours:
-    """Our model of a plan, with an optimizer and curve as a configuration has them."""
-
-    def __init__(self, plan: Plan, config: OptimizerConfig, steps: int, device: torch.device, *, compile: bool) -> None:
-        self.config, self.steps, self.device = config, steps, device
-        self.model = Decoder(plan, seed=1).to(device)
-        self.model.use_attention(device, compute_dtype(device))
-        self.optimizer = make_optimizer(self.model, config)
-        self.gradients = Gradients(self.model, compile=compile, device=device)
-
-    def update(self, step: int, tokens: Tensor, targets: Tensor) -> None:
-        loss = self.gradients(tokens[None], targets[None])
-        guarded_update(self.optimizer, learning_rate(step, self.steps, self.config), loss, self.config.clip)
-
-    @torch.no_grad()
-    def loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        with autocast(self.device):
-            loss = self.model(tokens, targets).loss
-        assert loss is not None
-        return loss
-
-
-class NanoGPT:
-    """nanoGPT's model and optimizer, with the curve of its train.py: warm-up, then half a cosine down to a tenth."""
-
-    def __init__(
-        self, folder: Path, plan: Plan, rate: float, steps: int, device: torch.device, *, compile: bool
-    ) -> None:
-        self.config, self.steps, self.device = OptimizerConfig(lr=rate), steps, device
-        self.model = nanogpt_model(folder, plan).to(device)
-        self.optimizer = self.model.configure_optimizers(0.1, rate, (0.9, 0.95), device.type)
-        self.forward = torch.compile(self.model) if compile else self.model
-
-    def update(self, step: int, tokens: Tensor, targets: Tensor) -> None:
-        for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate(step, self.steps, self.config)
-        with autocast(self.device):
-            _, loss = self.forward(tokens, targets)
-        loss.backward()
-        nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
-
-    @torch.no_grad()
-    def loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        with autocast(self.device):
-            loss: Tensor = self.forward(tokens, targets)[1]
-        return loss
-
-
-class Baseline:
-    """The public baseline of modded-nanogpt's optimization track, from its own source.
-
-    Its architecture, initial weights, optimizers and curve are run as they are written. Only its data loader is
-    exchanged for ours, its processes for one, and all its rates are multiplied by one factor.
-    """
-
-    def __init__(self, folder: Path, plan: Plan, factor: float, steps: int, device: torch.device) -> None:
-        source = _baseline_source(folder)
-        module = ModuleType("modded_nanogpt_baseline")
-        sys.modules[module.__name__] = module  # the compiler looks it up
-        names = vars(module)
-        exec(IMPORTS, names)
-        names["dist"] = SimpleNamespace(
-            get_world_size=lambda: 1, get_rank=lambda: 0, all_gather=lambda parts, own: None
-        )
-        parts = _between(source, "class RMSNorm", "#" * 40 + "\n#                Setup")
-        exec(compile(parts, BASELINE, "exec"), names)
-        self.model = names["GPT"](plan.vocabulary, len(plan.layers), plan.width).to(device)
-        names.update(model=self.model, train_steps=steps)
-        setting = _between(
-            source, "    # initialize model parameters", "    " + "#" * 40 + "\n    #        Training and"
-        )
-        exec(compile(textwrap.dedent(setting), BASELINE, "exec"), names)
-        self.optimizers, self.set_rates = names["optimizers"], names["set_hparams"]
-        for group in (group for optimizer in self.optimizers for group in optimizer.param_groups):
-            group["initial_lr"] *= factor
-        self.model.compile(dynamic=False)
-
-    def update(self, step: int, tokens: Tensor, targets: Tensor) -> None:
-        self.model(tokens.int(), targets).backward()
-        self.set_rates(step)
-        for optimizer in self.optimizers:
-            optimizer.step()
-        self.model.zero_grad(set_to_none=True)
-
-    @torch.no_grad()
-    def loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        total: Tensor = self.model(tokens.int(), targets)
-        return total / targets.numel()
-
-
-def _baseline_source(folder: Path) -> str:
-    paths = [folder / place / BASELINE for place in BASELINE_FOLDERS]
-    path = next((path for path in paths if path.is_file()), None)
-    if path is None:
-        raise RunError(f"{paths[-1]}: not found; {folder} is no checkout of KellerJordan/modded-nanogpt")
-    return path.read_text(encoding="utf-8")
-
-
-def _between(source: str, begin: str, end: str) -> str:
-    """The part of a text from `begin` on and before `end`."""
-    if begin not in source or end not in source:
-        missing = (begin if begin not in source else end).strip()
-        raise RunError(f"{BASELINE}: has no {missing!r}; this version of it is not known")
-    return source[source.index(begin) : source.index(end)]
-
-
-# --- trainings -------------------------------------------------------------------------------------------------------
 
 
 def trained(
@@ -238,3 +105,100 @@ def seconds_to(curve: Sequence[Point], loss: float) -> float | None:
             return before.seconds + share * (point.seconds - before.seconds)
         before = point
     return None
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One way to train, and the rates that are tried."""
+
+    name: str
+    rates: tuple[float, ...]
+    build: Build
+
+
+def arms_of(
+    plan: Plan, config: OptimizerConfig, device: torch.device, *, nanogpt: Path | None, baseline: Path | None,
+    factors: Sequence[float], compile: bool,
+) -> list[Arm]:  # fmt: skip
+    """nanoGPT and the public baseline where there are checkouts of them, and ours, each around its own usual rate."""
+    shape = {"width": plan.width, "vocabulary": plan.vocabulary, "context": plan.context}
+    twin = Plan.from_heads([max(plan.heads)] * len(plan.layers), **shape)  # type: ignore[arg-type]
+    arms = []
+    if nanogpt is not None:
+        build = partial(NanoGPT, nanogpt, twin, device=device, compile=compile)
+        arms.append(Arm("nanoGPT", tuple(6e-4 * factor for factor in factors), build))
+    if baseline is not None:
+        arms.append(Arm("baseline", tuple(factors), partial(Baseline, baseline, twin, device=device, compile=compile)))
+    own = partial(_ours, plan, config, device=device, compile=compile)
+    return [*arms, Arm("meristem", tuple(config.rate * factor for factor in factors), own)]
+
+
+def _ours(
+    plan: Plan, config: OptimizerConfig, rate: float, steps: int, *, device: torch.device, compile: bool
+) -> Contender:
+    return Ours(plan, replace(config, lr=rate), steps, device, compile=compile)
+
+
+def compare_recipes(
+    arms: Sequence[Arm], data: TokenData, plan: Plan, device: torch.device, *, steps: int, batch_size: int, looks: int,
+    windows: int, seed: int, shares: Sequence[float], say: Callable[[str], None],
+) -> dict[str, Any]:  # fmt: skip
+    """Train every arm at each of its rates with one seed, then at the best of them with the next seed; ready for JSON.
+
+    Only the latter is compared. Ours is also trained for `shares` of the updates, each with a curve of that length, and
+    the baseline for as many as it makes in the time of ours.
+    """
+    check_minimums(("steps", steps, 2), ("batch_size", batch_size, 1), ("looks", looks, 1), ("windows", windows, 1))
+    if windows < batch_size:
+        raise InputError("windows", windows, f"must be at least one batch, {batch_size}")
+    common: dict[str, Any] = {"batch_size": batch_size, "looks": looks, "windows": windows, "say": say}
+
+    def run(arm: Arm, name: str, rate: float, count: int, number: int) -> Training:
+        torch._dynamo.reset()
+        result = trained(name, rate, arm.build, data, plan, device, steps=count, seed=number, **common)
+        gc.collect()
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+        return result
+
+    tried = [[run(arm, arm.name, rate, steps, seed) for rate in arm.rates] for arm in arms]
+    best = [min(found, key=lambda training: training.final.loss).rate for found in tried]
+    compared = []
+    for arm, rate in zip(arms, best, strict=True):
+        compared.append(run(arm, arm.name, rate, steps, seed + 1))
+    ours = compared[-1]
+    for share in shares:
+        compared.append(run(arms[-1], f"meristem, {share:g} of the updates", best[-1], round(share * steps), seed + 1))
+    for arm, rate, whole in zip(arms, best, list(compared), strict=False):
+        if arm.name == "baseline":
+            count = max(1, min(steps, round(steps * ours.final.seconds / whole.final.seconds)))
+            compared.append(run(arm, "baseline, in the time of ours", rate, count, seed + 1))
+    return {
+        "device": describe_device(device), "torch": torch.__version__,
+        "settings": {
+            "steps": steps, "batch_size": batch_size, "context": plan.context, "seed": seed, "windows": windows,
+            "parameters": plan.parameters, "heads": list(plan.heads),
+        },
+        "tried": [asdict(training) for found in tried for training in found],
+        "compared": [asdict(training) for training in compared],
+    }  # fmt: skip
+
+
+def recipes_text(report: dict[str, Any]) -> str:
+    """Loss and seconds of every arm, and the seconds to the loss that the first one ends with."""
+    settings = report["settings"]
+    tokens = settings["steps"] * settings["batch_size"] * settings["context"]
+    lines = [
+        f"{report['device']}, torch {report['torch']}, {settings['parameters'] / 1e6:.0f}M parameters, "
+        f"{tokens / 1e6:.1f}M tokens",
+        "arm                                rate   updates   seconds    loss   to the first arm's loss",
+    ]
+    first = report["compared"][0]["curve"][-1]
+    for training in report["compared"]:
+        curve = [Point(**point) for point in training["curve"]]
+        reached = seconds_to(curve, first["loss"])
+        said = "not reached" if reached is None else f"{reached:7.1f} s, {reached / first['seconds']:.2f}"
+        last = curve[-1]
+        numbers = f"{training['rate']:7.2g}  {last.step:7,}  {last.seconds:8.1f}  {last.loss:6.3f}"
+        lines.append(f"{training['arm']:<32} {numbers}   {said}")
+    return "\n".join(lines)

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from meristem.arguments import integers
+from meristem.arguments import integers, positive_numbers
 from meristem.choices import BenchPolicy
 from meristem.cli.app import examples, group
 from meristem.errors import InputError
@@ -134,6 +134,58 @@ def bench_growth(
         where, which = integers("grown", grown), integers("looped", looped)
         report = compare_growth(plan, place, layers=tuple(where), heads=tuple(which), passes=passes, **common)
         print(growth_text(report))
+    _write_json(report, out)
+
+
+@bench_app.command(
+    "recipe",
+    epilog=examples(
+        "meristem bench recipe --data data --nanogpt ../nanoGPT --baseline ../modded-nanogpt",
+        "meristem bench recipe --config configs/prism-51m.toml --data data --steps 400",
+    ),
+)
+def bench_recipe(
+    data: Annotated[Path, typer.Option(help="A folder made by `meristem data prepare`.")],
+    config: Annotated[
+        Path | None, typer.Option(help="Model and optimizer of ours; 124M parameters and Muon if not given.")
+    ] = None,
+    nanogpt: Annotated[Path | None, typer.Option(help="A checkout of karpathy/nanoGPT.")] = None,
+    baseline: Annotated[Path | None, typer.Option(help="A checkout of KellerJordan/modded-nanogpt.")] = None,
+    steps: Annotated[int, typer.Option(help="Updates of a training.")] = 800,
+    batch: Batch = 32,
+    factors: Annotated[str, typer.Option(help="What every arm's usual rate is multiplied by, one training each.")] = (
+        "0.5,1,2"
+    ),
+    shares: Annotated[str, typer.Option(help="Shares of the updates that ours is trained for as well.")] = "0.4",
+    looks: Annotated[int, typer.Option(help="Times that held-out data is looked at.")] = 16,
+    windows: Annotated[int, typer.Option(help="Held-out windows.")] = 256,
+    seed: Annotated[int, typer.Option(help="Seed of the trial of rates; what is compared has the next one.")] = 0,
+    device: Device = "auto",
+    compile: Compile = None,
+    out: Out = None,
+) -> None:
+    """Loss against seconds of whole trainings: nanoGPT, a public baseline and ours, each at its best rate of three."""
+    from meristem.bench.recipe import arms_of, compare_recipes, recipes_text
+    from meristem.config import Config, ModelConfig, OptimizerConfig, load_config
+    from meristem.data import TokenData, open_data
+    from meristem.devices import choose_device
+    from meristem.training.tasks import initial_plan
+
+    place, found = choose_device(device), open_data(data)
+    if not isinstance(found, TokenData):
+        raise InputError("data", str(data), "must be of a language model, not of a classifier")
+    model = ModelConfig(layers=12, width=768, heads=12, schedule="prism", context=1024)
+    own = Config(model=model, optimizer=OptimizerConfig(kind="muon")) if config is None else load_config(config)
+    plan = initial_plan(own, found)
+    arms = arms_of(
+        plan, own.optimizer, place, nanogpt=nanogpt, baseline=baseline, factors=positive_numbers("factors", factors),
+        compile=place.type == "cuda" if compile is None else compile,
+    )  # fmt: skip
+    report = compare_recipes(
+        arms, found, plan, place, steps=steps, batch_size=batch, looks=looks, windows=windows, seed=seed,
+        shares=positive_numbers("shares", shares), say=lambda text: print(text, file=sys.stderr, flush=True),
+    )  # fmt: skip
+    print(recipes_text(report))
     _write_json(report, out)
 
 

@@ -1,0 +1,147 @@
+"""Models in training, ours and those of peers, with all that belongs to their recipes."""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from meristem.bench.peers import nanogpt_model
+from meristem.config import OptimizerConfig
+from meristem.devices import autocast, compute_dtype
+from meristem.errors import Remedy, RunError
+from meristem.model import Decoder
+from meristem.plan import Plan
+from meristem.training.gradients import Gradients
+from meristem.training.optimizer import guarded_update, learning_rate, make_optimizer
+
+BASELINE = "train_gpt_simple.py"
+IMPORTS = "import torch\nfrom torch import Tensor, nn\nfrom torch.optim import AdamW\nimport torch.nn.functional as F\n"
+BASELINE_FOLDERS = (".", "records/track_3_optimization")
+
+
+class Contender(Protocol):
+    """A model in training."""
+
+    def update(self, step: int, tokens: Tensor, targets: Tensor) -> None:
+        """One update, the `step`-th from 0, with tokens and targets (B, T)."""
+
+    def loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        """The mean cross entropy of tokens (B, T), without gradients."""
+
+
+class Ours:
+    """Our model of a plan, with an optimizer and curve as a configuration has them."""
+
+    def __init__(self, plan: Plan, config: OptimizerConfig, steps: int, device: torch.device, *, compile: bool) -> None:
+        self.config, self.steps, self.device = config, steps, device
+        self.model = Decoder(plan, seed=1).to(device)
+        self.model.use_attention(device, compute_dtype(device))
+        self.optimizer = make_optimizer(self.model, config)
+        self.gradients = Gradients(self.model, compile=compile, device=device)
+
+    def update(self, step: int, tokens: Tensor, targets: Tensor) -> None:
+        loss = self.gradients(tokens[None], targets[None])
+        guarded_update(self.optimizer, learning_rate(step, self.steps, self.config), loss, self.config.clip)
+
+    @torch.no_grad()
+    def loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        with autocast(self.device):
+            loss = self.model(tokens, targets).loss
+        assert loss is not None
+        return loss
+
+
+class NanoGPT:
+    """nanoGPT's model and optimizer, with the curve of its train.py: warm-up, then half a cosine down to a tenth."""
+
+    def __init__(
+        self, folder: Path, plan: Plan, rate: float, steps: int, device: torch.device, *, compile: bool
+    ) -> None:
+        self.config, self.steps, self.device = OptimizerConfig(lr=rate), steps, device
+        self.model = nanogpt_model(folder, plan).to(device)
+        self.optimizer = self.model.configure_optimizers(0.1, rate, (0.9, 0.95), device.type)
+        self.forward = torch.compile(self.model) if compile else self.model
+
+    def update(self, step: int, tokens: Tensor, targets: Tensor) -> None:
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate(step, self.steps, self.config)
+        with autocast(self.device):
+            _, loss = self.forward(tokens, targets)
+        loss.backward()
+        nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+
+    @torch.no_grad()
+    def loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        with autocast(self.device):
+            loss: Tensor = self.forward(tokens, targets)[1]
+        return loss
+
+
+class Baseline:
+    """The public baseline of modded-nanogpt's optimization track, from its own source.
+
+    Its architecture, initial weights, optimizers and curve are run as they are written. Only its data loader is
+    exchanged for ours, its processes for one, and all its rates are multiplied by one factor.
+    """
+
+    def __init__(
+        self, folder: Path, plan: Plan, factor: float, steps: int, device: torch.device, *, compile: bool
+    ) -> None:
+        source = _baseline_source(folder)
+        module = ModuleType("modded_nanogpt_baseline")
+        sys.modules[module.__name__] = module  # the compiler looks it up
+        names = vars(module)
+        exec(IMPORTS, names)
+        names["dist"] = SimpleNamespace(
+            get_world_size=lambda: 1, get_rank=lambda: 0, all_gather=lambda parts, own: None
+        )
+        parts = _between(source, "class RMSNorm", "#" * 40 + "\n#                Setup")
+        exec(parts if compile else parts.replace("@torch.compile\n", ""), names)
+        self.model = names["GPT"](plan.vocabulary, len(plan.layers), plan.width).to(device)
+        names.update(model=self.model, train_steps=steps)
+        setting = _between(
+            source, "    # initialize model parameters", "    " + "#" * 40 + "\n    #        Training and"
+        )
+        exec(textwrap.dedent(setting), names)
+        self.optimizers, self.set_rates = names["optimizers"], names["set_hparams"]
+        for group in (group for optimizer in self.optimizers for group in optimizer.param_groups):
+            group["initial_lr"] *= factor
+        if compile:
+            self.model.compile(dynamic=False)
+
+    def update(self, step: int, tokens: Tensor, targets: Tensor) -> None:
+        self.model(tokens.int(), targets).backward()
+        self.set_rates(step)
+        for optimizer in self.optimizers:
+            optimizer.step()
+        self.model.zero_grad(set_to_none=True)
+
+    @torch.no_grad()
+    def loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        total: Tensor = self.model(tokens.int(), targets)
+        return total / targets.numel()
+
+
+def _baseline_source(folder: Path) -> str:
+    paths = [folder / place / BASELINE for place in BASELINE_FOLDERS]
+    path = next((path for path in paths if path.is_file()), None)
+    if path is None:
+        text = f"{paths[-1]}: not found; this is no checkout of KellerJordan/modded-nanogpt"
+        raise RunError(text, Remedy(("baseline",)))
+    return path.read_text(encoding="utf-8")
+
+
+def _between(source: str, begin: str, end: str) -> str:
+    """The part of a text from `begin` on and before `end`."""
+    if begin not in source or end not in source:
+        missing = (begin if begin not in source else end).strip()
+        raise RunError(f"{BASELINE}: has no {missing!r}; this version of it is not known")
+    return source[source.index(begin) : source.index(end)]
