@@ -63,14 +63,14 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     `sin` carries the minus of the rotation.
     """
     precise = x.to(accum_dtype(x.dtype))
-    return _rotate_into(torch.empty_like(precise), precise, cos, sin).to(x.dtype)
+    return _add_across_(precise * cos, precise, sin).to(x.dtype)
 
 
-def _rotate_into(result: Tensor, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Write the rotated x, which has the dtype of the angles, into a result of the same shape."""
-    torch.mul(x, cos, out=result)
-    for part, other, angle in zip(result.chunk(2, -1), reversed(x.chunk(2, -1)), sin.chunk(2, -1), strict=True):
-        part.addcmul_(other, angle)
+def _add_across_(result: Tensor, x: Tensor, sin: Tensor) -> Tensor:
+    """Add the coordinates of x, each times its sine, to those that they are paired with."""
+    half = x.shape[-1] // 2
+    result[..., :half].addcmul_(x[..., half:], sin[..., :half])
+    result[..., half:].addcmul_(x[..., :half], sin[..., half:])
     return result
 
 
@@ -103,7 +103,7 @@ def rotate_heads_backward(dq: Tensor, dk: Tensor, dv: Tensor, cos: Tensor, sin: 
     values.copy_(dv)
     for part, grad in ((queries, dq), (keys, dk)):
         if grad.dtype == cos.dtype:
-            _rotate_into(part, grad, cos, -sin)
+            _add_across_(torch.mul(grad, cos, out=part), grad, -sin)
         else:
             part.copy_(rotate(grad, cos, -sin))
     return packed
