@@ -113,6 +113,23 @@ def test_plan_tells_the_memory_of_each_process(call: Call) -> None:
     assert call("plan", "--world", "0").code == 2
 
 
+def test_plan_is_measured_on_the_device_at_hand(call: Call) -> None:
+    small = ("plan", "--layers", "1", "--width", "16", "--heads", "2", "--schedule", "uniform", "--vocabulary", "64")
+    few = ("--context", "8", "--batch-tokens", "16", "--measure", "--device", "cpu")
+    said = call(*small, *few)
+    assert said.code == 0
+    assert re.search(r"measured on .* CPU.*: [\d.]+ ms a step of 2 x 8 tokens, [\d,]+ tokens/s", said.out)
+    assert re.search(r"writes [\d,]+ tokens/s, one text at a time", said.out)
+    facts = json.loads(call(*small, *few, "--json", "--optimizer", "muon", "--recompute").out)["measured"]
+    assert facts["batch"] == 2
+    assert facts["tokens_per_second"] == pytest.approx(16 / facts["milliseconds"] * 1e3)
+    assert facts["decoding"] > 0
+    assert facts["peak_bytes"] is facts["mfu"] is facts["limit_share"] is None  # not known of a CPU
+    told = json.loads(call(*small, *few, "--json", "--classes", "3").out)["measured"]
+    assert told["decoding"] is None  # a classifier writes nothing
+    assert "world = 2: must be 1 with --measure" in call(*small, *few, "--world", "2").err
+
+
 def test_plan_shows_structure_memory_and_warnings(call: Call) -> None:
     said = call("plan", "--heads", "3,12,12,12", "--width", "1536", "--tensor-parallel", "4")
     assert said.code == 0

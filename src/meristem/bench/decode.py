@@ -84,6 +84,15 @@ def compare_decoding(
     }  # fmt: skip
 
 
+def our_rate(plan: Plan, device: torch.device, *, prompt: int, tokens: int) -> tuple[float, float | None]:
+    """Tokens per second of our generation of one text, in the second call, and their share of the limit."""
+    ids = torch.randint(plan.vocabulary, (1, prompt), generator=torch.Generator().manual_seed(0))
+    arm = _our_arm(plan, device, ids, tokens)
+    _seconds(arm, device)
+    rate, most = tokens / _seconds(arm, device), limit(plan, device, 1, prompt, tokens)
+    return rate, None if most is None else rate / most
+
+
 def limit(plan: Plan, device: torch.device, batch: int, prompt: int, tokens: int) -> float | None:
     """Tokens per second if each step only had to read the weights and the cache once; None on an unknown device."""
     bandwidth = memory_bandwidth(device)

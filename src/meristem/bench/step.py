@@ -16,6 +16,7 @@ from torch._dynamo.eval_frame import _debug_get_cache_entry_list
 from torch._inductor.utils import fresh_cache
 
 from meristem.bench.peers import nanogpt_model
+from meristem.choices import OptimizerKind
 from meristem.config import OptimizerConfig
 from meristem.devices import autocast, compute_dtype, peak_flops
 from meristem.limits import check_integer
@@ -50,12 +51,12 @@ class TrainingStep:
 
     def __init__(
         self, plan: Plan, device: torch.device, *, attention: str = "auto", compile: bool, recompute: bool = False,
-        average: float = 0.0,
+        average: float = 0.0, optimizer: OptimizerKind = "adamw",
     ) -> None:  # fmt: skip
         self.average = average
         self.model = (Decoder(plan) if plan.classes is None else Classifier(plan)).to(device)
         self.kernels = self.model.use_attention(device, compute_dtype(device), attention)
-        self.config = OptimizerConfig()
+        self.config = OptimizerConfig(kind=optimizer)
         self.optimizer = make_optimizer(self.model, self.config)
         self.gradients = Gradients(self.model, compile=compile, device=device, recompute=recompute)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,6 +15,7 @@ from meristem.cli.app import app, examples
 from meristem.errors import InputError
 
 if TYPE_CHECKING:
+    from meristem.bench.plan_cost import PlanCost
     from meristem.plan import Plan, Shape
     from meristem.plan.costs import TrainingOptions
 
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
         "meristem plan --layers 12 --width 768 --heads 12 --against uniform",
         "meristem plan --heads 3,3,6,6,12,12 --out my-plan.json",
         "meristem plan --layers 32 --width 4096 --heads 32 --schedule uniform --world 8 --parallel fsdp",
+        "meristem plan --layers 12 --width 768 --heads 12 --measure",
     ),
 )
 def plan_command(
@@ -57,6 +60,10 @@ def plan_command(
         Parallel | None, typer.Option(help="Whether each of them has the whole model, ddp, or its part of it, fsdp.")
     ] = None,
     against: Annotated[Schedule | None, typer.Option(help="Schedule to set beside this one.")] = None,
+    measure: Annotated[
+        bool, typer.Option("--measure", help="Train and write for a moment, and tell time and memory.")
+    ] = False,
+    device: Annotated[str, typer.Option(help="With --measure: auto, cpu, cuda or cuda:N.")] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
     out: Annotated[Path | None, typer.Option(help="Write the plan to a file.")] = None,
 ) -> None:
@@ -113,8 +120,11 @@ def plan_command(
             vocabulary=plan.vocabulary, context=plan.context, feed_forward=plan.feed_forward,
             kv_group=ratios.pop() if len(ratios) == 1 else 1, classes=plan.classes, pooling=plan.pooling,
         )  # fmt: skip
+    cost = _measured(plan, batch_tokens, device, options) if measure else None
     if as_json:
         facts = plan_facts(plan, batch_tokens, tensor_parallel, **options)
+        if cost is not None:
+            facts["measured"] = asdict(cost)
         if other is not None:
             facts["against"] = plan_facts(other, batch_tokens, tensor_parallel, **options)
         print(json.dumps(facts, indent=1))
@@ -122,6 +132,23 @@ def plan_command(
         print(side_by_side(plan, other, name, against or ""))
     else:
         print(plan_text(plan, batch_tokens, tensor_parallel, **options))
+    if cost is not None and not as_json:
+        from meristem.bench.plan_cost import plan_cost_text
+
+        print(plan_cost_text(plan, cost, plan.memory(cost.batch * plan.context, **options).total))
+
+
+def _measured(plan: Plan, batch_tokens: int, device: str, options: TrainingOptions) -> PlanCost:
+    from meristem.bench.plan_cost import measure_plan
+    from meristem.devices import choose_device
+
+    if options["world"] > 1:
+        raise InputError("world", options["world"], "must be 1 with --measure: one process is measured")
+    place = choose_device(device)
+    return measure_plan(
+        plan, place, batch_tokens, optimizer=options["optimizer"], recompute=options["recompute"],
+        compile=place.type == "cuda",
+    )  # fmt: skip
 
 
 def _load_plan(path: Path) -> Plan:
