@@ -144,6 +144,14 @@ def test_a_rate_that_diverges_is_not_the_best(data: Path) -> None:
         compare_recipes(arms, found, PLAN, CPU, shares=(), **{**options, "batch_size": 100_000, "windows": 100_000})
 
 
+def test_heads_that_no_peer_can_have_are_measured_without_peers() -> None:
+    odd = Plan.from_heads([3], width=32, head_dim=8, vocabulary=320, context=16)
+    options: dict[str, Any] = {"baseline": None, "factors": (1.0,), "compile": False}
+    assert [arm.name for arm in arms_of(odd, OptimizerConfig(), CPU, nanogpt=None, **options)] == ["meristem"]
+    with pytest.raises(InputError, match="heads = 3: must divide width 32"):
+        arms_of(odd, OptimizerConfig(), CPU, nanogpt=Path("nanoGPT"), **options)
+
+
 def test_another_seed_is_another_beginning() -> None:
     tokens, losses = torch.arange(16)[None], []
     for seed in (0, 0, 1):

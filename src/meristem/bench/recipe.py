@@ -121,16 +121,21 @@ def arms_of(
     factors: Sequence[float], compile: bool,
 ) -> list[Arm]:  # fmt: skip
     """nanoGPT and the public baseline where there are checkouts of them, and ours, each around its own usual rate."""
-    shape = {"width": plan.width, "vocabulary": plan.vocabulary, "context": plan.context}
-    twin = Plan.from_heads([max(plan.heads)] * len(plan.layers), **shape)  # type: ignore[arg-type]
     arms = []
     if nanogpt is not None:
-        build = partial(NanoGPT, nanogpt, twin, device=device, compile=compile)
+        build = partial(NanoGPT, nanogpt, _twin(plan), device=device, compile=compile)
         arms.append(Arm("nanoGPT", tuple(6e-4 * factor for factor in factors), build))
     if baseline is not None:
-        arms.append(Arm("baseline", tuple(factors), partial(Baseline, baseline, twin, device=device, compile=compile)))
+        theirs = partial(Baseline, baseline, _twin(plan), device=device, compile=compile)
+        arms.append(Arm("baseline", tuple(factors), theirs))
     own = partial(_ours, plan, config, device=device, compile=compile)
     return [*arms, Arm("meristem", tuple(config.rate * factor for factor in factors), own)]
+
+
+def _twin(plan: Plan) -> Plan:
+    """A plan for peers, whose layers are all alike."""
+    heads = [max(plan.heads)] * len(plan.layers)
+    return Plan.from_heads(heads, width=plan.width, vocabulary=plan.vocabulary, context=plan.context)
 
 
 def _ours(
