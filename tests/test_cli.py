@@ -128,6 +128,13 @@ def test_plan_is_measured_on_the_device_at_hand(call: Call) -> None:
     told = json.loads(call(*small, *few, "--json", "--classes", "3").out)["measured"]
     assert told["decoding"] is None  # a classifier writes nothing
     assert "world = 2: must be 1 with --measure" in call(*small, *few, "--world", "2").err
+    assert "device = 'cpu': is of --measure" in call(*small, "--device", "cpu").err
+
+
+def test_bench_sizes_say_it_all(call: Call) -> None:
+    assert "sizes = '1b': must be of 124m, 354m, 757m" in call("bench", "step", "--sizes", "1b").err
+    said = call("bench", "step", "--sizes", "354m", "--batch", "8").err
+    assert "sizes = '354m': says layers, width, heads and batch; leave those out" in said
 
 
 def test_plan_shows_structure_memory_and_warnings(call: Call) -> None:

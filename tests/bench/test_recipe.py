@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -126,6 +128,38 @@ def test_arms_are_tried_and_the_best_rates_compared(baseline: Path, data: Path) 
         )
 
 
+def test_a_rate_that_diverges_is_not_the_best(data: Path) -> None:
+    found = open_data(data)
+    assert isinstance(found, TokenData)
+    arms = arms_of(PLAN, OptimizerConfig(lr=1e-3), CPU, nanogpt=None, baseline=None, factors=(1e30, 1), compile=False)
+    options: dict[str, Any] = {"steps": 3, "batch_size": 2, "looks": 1, "windows": 5, "seed": 0, "say": print}
+    report = compare_recipes(arms, found, PLAN, CPU, shares=(), **options)
+    assert math.isnan(report["tried"][0]["curve"][-1]["loss"])
+    assert [training["rate"] for training in report["compared"]] == [1e-3]
+    assert report["settings"]["windows"] == 4  # whole batches
+    for share in (0.1, 1.5):
+        with pytest.raises(InputError, match=r"shares = .*: must be at most 1, and leave at least one update of 3"):
+            compare_recipes(arms, found, PLAN, CPU, shares=(share,), **options)
+    with pytest.raises(InputError, match="batch = 100000: must be at most the held-out windows"):
+        compare_recipes(arms, found, PLAN, CPU, shares=(), **{**options, "batch_size": 100_000, "windows": 100_000})
+
+
+def test_heads_that_no_peer_can_have_are_measured_without_peers() -> None:
+    odd = Plan.from_heads([3], width=32, head_dim=8, vocabulary=320, context=16)
+    options: dict[str, Any] = {"baseline": None, "factors": (1.0,), "compile": False}
+    assert [arm.name for arm in arms_of(odd, OptimizerConfig(), CPU, nanogpt=None, **options)] == ["meristem"]
+    with pytest.raises(InputError, match="heads = 3: must divide width 32"):
+        arms_of(odd, OptimizerConfig(), CPU, nanogpt=Path("nanoGPT"), **options)
+
+
+def test_another_seed_is_another_beginning() -> None:
+    tokens, losses = torch.arange(16)[None], []
+    for seed in (0, 0, 1):
+        torch.manual_seed(seed)
+        losses.append(float(Ours(PLAN, OptimizerConfig(), 1, CPU, compile=False).loss(tokens, tokens)))
+    assert losses[0] == losses[1] != losses[2]
+
+
 def test_ours_is_trained_as_its_configuration_says() -> None:
     """Muon learns a sequence by heart; a rate of 0 learns nothing."""
     tokens = torch.arange(32).view(2, 16)
@@ -156,4 +190,5 @@ def test_from_the_command_line(call: Call, data: Path, tmp_path: Path) -> None:
     assert done.code == 0
     assert "meristem, 0.4 of the updates" in done.out
     assert (tmp_path / "r.json").is_file()
+    assert "out = " in call(*told, "--out", tmp_path).err
     assert "factors = '1,x': must be a positive number or several" in call(*told, "--factors", "1,x").err

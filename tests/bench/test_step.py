@@ -38,8 +38,8 @@ def test_arms_are_measured_in_turn_and_reported() -> None:
     assert " 1.000 " in table[2]
 
 
-def test_a_whole_training_is_measured_beside_its_step() -> None:
-    """On data of the plan's vocabulary, and with a loss that is that of random tokens."""
+def test_a_whole_training_is_measured_beside_its_step(capsys: pytest.CaptureFixture[str]) -> None:
+    """On data of the plan's vocabulary, and with a loss that is that of random tokens; it prints nothing itself."""
     report = compare_steps(
         {"prism": PLANS["prism"]}, CPU, attention=["auto"], nanogpt=None, train=True, batch=2, steps=3, warmup=1,
         rounds=1, compile=False, say=lambda text: None,
@@ -48,6 +48,7 @@ def test_a_whole_training_is_measured_beside_its_step() -> None:
     assert [step["name"], whole["name"]] == ["prism", "train, prism"]
     assert whole["tokens_per_second"] == pytest.approx(2 * 16 / whole["milliseconds"] * 1e3)
     assert whole["last_loss"] == pytest.approx(math.log(64), abs=0.5)
+    assert capsys.readouterr().out == ""
 
 
 def test_steps_with_recomputed_blocks_and_an_average_have_the_same_losses() -> None:

@@ -191,12 +191,14 @@ def test_padding_ids_are_never_drawn() -> None:
     assert len({token for row in bounded for token in row}) > 5
 
 
-def test_no_token_is_drawn_from_what_is_no_number() -> None:
+@pytest.mark.parametrize("sampling", [GREEDY, Sampling(), Sampling(top_p=0.9)], ids=str)
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_no_token_is_drawn_from_what_is_no_number(sampling: Sampling, value: float) -> None:
     model = lively(small_plan())
     with torch.no_grad():
-        model.norm.weight.fill_(torch.nan)
+        model.norm.weight.fill_(value)
     with pytest.raises(RunError, match="logits are not numbers"):
-        generate(model, PROMPTS, max_tokens=5)
+        generate(model, PROMPTS, max_tokens=3, sampling=sampling)
 
 
 def test_seeds() -> None:

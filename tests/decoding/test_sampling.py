@@ -110,6 +110,11 @@ def test_the_ends_of_chance_draw_tokens_that_exist() -> None:
     assert draw(logits, Sampling(), chance).tolist() == [1, 49_998]
 
 
+def test_the_smallest_temperature_is_greedy() -> None:
+    logits = torch.tensor([[1.0, 3.0, 2.0]])
+    assert next_probabilities(logits, Sampling(temperature=5e-324)).tolist() == [[0, 1, 0]]
+
+
 # --- errors -----------------------------------------------------------------------------------------------
 
 

@@ -57,6 +57,37 @@ def test_on_a_cpu_it_is_torchs() -> None:
     check_alike(CPU, 0.0)
 
 
+def check_closures_and_copies(device: torch.device) -> None:
+    """A closure makes the first gradients; a copy goes on by itself; without gradients nothing is done."""
+    weights = parameters(device)
+    optimizer = AdamW(groups(weights), **OPTIONS)  # type: ignore[arg-type]
+    optimizer.step()
+    assert not optimizer.state
+
+    def closure() -> float:
+        give_gradients(weights, 0)
+        return 2.5
+
+    before = weights[0].detach().clone()
+    assert optimizer.step(closure) == 2.5
+    assert not torch.equal(weights[0], before)
+    own, twin = deepcopy((weights, optimizer))
+    for copied, trained in ((weights, optimizer), (own, twin)):
+        give_gradients(copied, 1)
+        trained.step()
+    assert all(torch.equal(a, b) for a, b in zip(weights, own, strict=True))
+
+
+def test_closures_and_copies() -> None:
+    check_closures_and_copies(CPU)
+
+
+@needs_gpu
+@pytest.mark.gpu
+def test_closures_and_copies_on_the_gpu() -> None:
+    check_closures_and_copies(torch.device("cuda"))
+
+
 @needs_gpu
 @pytest.mark.gpu
 def test_the_kernel_updates_as_torch_does() -> None:

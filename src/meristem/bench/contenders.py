@@ -40,7 +40,7 @@ class Ours:
 
     def __init__(self, plan: Plan, config: OptimizerConfig, steps: int, device: torch.device, *, compile: bool) -> None:
         self.config, self.steps, self.device = config, steps, device
-        self.model = Decoder(plan, seed=1).to(device)
+        self.model = Decoder(plan, seed=torch.initial_seed()).to(device)  # as the peers, by torch.manual_seed
         self.model.use_attention(device, compute_dtype(device))
         self.optimizer = make_optimizer(self.model, config)
         self.gradients = Gradients(self.model, compile=compile, device=device)

@@ -121,16 +121,21 @@ def arms_of(
     factors: Sequence[float], compile: bool,
 ) -> list[Arm]:  # fmt: skip
     """nanoGPT and the public baseline where there are checkouts of them, and ours, each around its own usual rate."""
-    shape = {"width": plan.width, "vocabulary": plan.vocabulary, "context": plan.context}
-    twin = Plan.from_heads([max(plan.heads)] * len(plan.layers), **shape)  # type: ignore[arg-type]
     arms = []
     if nanogpt is not None:
-        build = partial(NanoGPT, nanogpt, twin, device=device, compile=compile)
+        build = partial(NanoGPT, nanogpt, _twin(plan), device=device, compile=compile)
         arms.append(Arm("nanoGPT", tuple(6e-4 * factor for factor in factors), build))
     if baseline is not None:
-        arms.append(Arm("baseline", tuple(factors), partial(Baseline, baseline, twin, device=device, compile=compile)))
+        theirs = partial(Baseline, baseline, _twin(plan), device=device, compile=compile)
+        arms.append(Arm("baseline", tuple(factors), theirs))
     own = partial(_ours, plan, config, device=device, compile=compile)
     return [*arms, Arm("meristem", tuple(config.rate * factor for factor in factors), own)]
+
+
+def _twin(plan: Plan) -> Plan:
+    """A plan for peers, whose layers are all alike."""
+    heads = [max(plan.heads)] * len(plan.layers)
+    return Plan.from_heads(heads, width=plan.width, vocabulary=plan.vocabulary, context=plan.context)
 
 
 def _ours(
@@ -148,9 +153,15 @@ def compare_recipes(
     Only the latter is compared. Ours is also trained for `shares` of the updates, each with a curve of that length, and
     the baseline for as many as it makes in the time of ours.
     """
-    check_minimums(("steps", steps, 2), ("batch_size", batch_size, 1), ("looks", looks, 1), ("windows", windows, 1))
+    check_minimums(("steps", steps, 2), ("batch", batch_size, 1), ("looks", looks, 1), ("windows", windows, 1))
     if windows < batch_size:
         raise InputError("windows", windows, f"must be at least one batch, {batch_size}")
+    there = len(held_out_windows(data.split("held_out"), plan.context, windows))
+    if there < batch_size:
+        raise InputError("batch", batch_size, f"must be at most the held-out windows, of which there are {there}")
+    for share in shares:
+        if not 1 <= round(share * steps) <= steps:
+            raise InputError("shares", share, f"must be at most 1, and leave at least one update of {steps}")
     common: dict[str, Any] = {"batch_size": batch_size, "looks": looks, "windows": windows, "say": say}
 
     def run(arm: Arm, name: str, rate: float, count: int, number: int) -> Training:
@@ -162,7 +173,7 @@ def compare_recipes(
         return result
 
     tried = [[run(arm, arm.name, rate, steps, seed) for rate in arm.rates] for arm in arms]
-    best = [min(found, key=lambda training: training.final.loss).rate for found in tried]
+    best = [min(found, key=_end).rate for found in tried]
     compared = []
     for arm, rate in zip(arms, best, strict=True):
         compared.append(run(arm, arm.name, rate, steps, seed + 1))
@@ -176,12 +187,18 @@ def compare_recipes(
     return {
         "device": describe_device(device), "torch": torch.__version__,
         "settings": {
-            "steps": steps, "batch_size": batch_size, "context": plan.context, "seed": seed, "windows": windows,
+            "steps": steps, "batch_size": batch_size, "context": plan.context, "seed": seed,
+            "windows": there - there % batch_size,
             "parameters": plan.parameters, "heads": list(plan.heads),
         },
         "tried": [asdict(training) for found in tried for training in found],
         "compared": [asdict(training) for training in compared],
     }  # fmt: skip
+
+
+def _end(training: Training) -> float:
+    """The loss at the end, for comparisons; one that is not a number is worse than all others."""
+    return math.inf if math.isnan(training.final.loss) else training.final.loss
 
 
 def recipes_text(report: dict[str, Any]) -> str:

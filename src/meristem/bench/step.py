@@ -191,8 +191,9 @@ def check_minimums(*limits: tuple[str, int, int]) -> None:
 
 def random_batches(plan: Plan, device: torch.device, batch: int) -> Iterator[tuple[Tensor, Tensor]]:
     generator = torch.Generator(device).manual_seed(0)
+    least = min(1, plan.vocabulary - 1)  # 0 is padding to a classifier
     while True:
-        window = torch.randint(1, plan.vocabulary, (batch, plan.context + 1), device=device, generator=generator)
+        window = torch.randint(least, plan.vocabulary, (batch, plan.context + 1), device=device, generator=generator)
         if plan.classes is None:
             yield window[:, :-1].contiguous(), window[:, 1:].contiguous()
         else:

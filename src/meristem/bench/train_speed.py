@@ -35,7 +35,12 @@ def measure_train(
     """Train a plan on random tokens, and read its speed, over its last `steps` updates, where users read it."""
     check_minimums(("batch", batch, 1), ("steps", steps, 2))
     steps = min(steps, Clock.WINDOW)
-    with tempfile.TemporaryDirectory(prefix="bench-") as place, contextlib.redirect_stderr(io.StringIO()):
+    unseen = io.StringIO()
+    with (
+        tempfile.TemporaryDirectory(prefix="bench-") as place,
+        contextlib.redirect_stdout(unseen),
+        contextlib.redirect_stderr(unseen),
+    ):
         folder = Path(place)
         random_data(folder / "text", plan)
         write_atomically(folder / "plan.json", plan.to_json())

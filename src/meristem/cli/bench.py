@@ -25,7 +25,18 @@ Context = Annotated[int, typer.Option(help="Context length.")]
 Batch = Annotated[int, typer.Option(help="Sequences per step.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 Compile = Annotated[bool | None, typer.Option(help="torch.compile; on a GPU if not given.")]
-Out = Annotated[Path | None, typer.Option(help="Write the results as JSON.")]
+
+
+def _place_of(out: Path | None) -> Path | None:
+    """Refuse a file that cannot be written before anything is measured."""
+    if out is not None:
+        if out.is_dir():
+            raise InputError("out", str(out), "must be a file, and is a folder")
+        out.parent.mkdir(parents=True, exist_ok=True)
+    return out
+
+
+Out = Annotated[Path | None, typer.Option(help="Write the results as JSON.", callback=_place_of)]
 
 
 @bench_app.command(
@@ -66,6 +77,8 @@ def bench_step(
     if sizes is not None:
         if unknown := [name for name in sizes.split(",") if name not in SIZES]:
             raise InputError("sizes", unknown[0], f"must be of {', '.join(SIZES)}")
+        if named[""] != SIZES["124m"]:  # which is what is measured if nothing is said
+            raise InputError("sizes", sizes, "says layers, width, heads and batch; leave those out")
         named = {name: SIZES[name] for name in sizes.split(",")}
     reports: dict[str, Any] = {}
     for name, size in named.items():
@@ -268,5 +281,4 @@ def bench_start(rounds: Annotated[int, typer.Option(min=1, help="Starts to measu
 
 def _write_json(report: dict[str, Any], out: Path | None) -> None:
     if out is not None:
-        out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -120,11 +121,14 @@ def plan_command(
             vocabulary=plan.vocabulary, context=plan.context, feed_forward=plan.feed_forward,
             kv_group=ratios.pop() if len(ratios) == 1 else 1, classes=plan.classes, pooling=plan.pooling,
         )  # fmt: skip
-    cost = _measured(plan, batch_tokens, device, options) if measure else None
+    if device != "auto" and not measure:
+        raise InputError("device", device, "is of --measure: add it, or leave this out")
+    if measure and world > 1:
+        raise InputError("world", world, "must be 1 with --measure: one process is measured")
     if as_json:
         facts = plan_facts(plan, batch_tokens, tensor_parallel, **options)
-        if cost is not None:
-            facts["measured"] = asdict(cost)
+        if measure:
+            facts["measured"] = asdict(_measured(plan, batch_tokens, device, options))
         if other is not None:
             facts["against"] = plan_facts(other, batch_tokens, tensor_parallel, **options)
         print(json.dumps(facts, indent=1))
@@ -132,9 +136,11 @@ def plan_command(
         print(side_by_side(plan, other, name, against or ""))
     else:
         print(plan_text(plan, batch_tokens, tensor_parallel, **options))
-    if cost is not None and not as_json:
+    if measure and not as_json:
         from meristem.bench.plan_cost import plan_cost_text
 
+        sys.stdout.flush()  # the plan is to be read while it is measured
+        cost = _measured(plan, batch_tokens, device, options)
         print(plan_cost_text(plan, cost, plan.memory(cost.batch * plan.context, **options).total))
 
 
@@ -142,9 +148,8 @@ def _measured(plan: Plan, batch_tokens: int, device: str, options: TrainingOptio
     from meristem.bench.plan_cost import measure_plan
     from meristem.devices import choose_device
 
-    if options["world"] > 1:
-        raise InputError("world", options["world"], "must be 1 with --measure: one process is measured")
     place = choose_device(device)
+    print(f"measuring on {place}, steps of about {batch_tokens:,} tokens (--batch-tokens)", file=sys.stderr, flush=True)
     return measure_plan(
         plan, place, batch_tokens, optimizer=options["optimizer"], recompute=options["recompute"],
         compile=place.type == "cuda",

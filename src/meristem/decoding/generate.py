@@ -43,7 +43,8 @@ def stream(
     """Yield, for each new position, the next token of every prompt; None for prompts that have ended.
 
     `vocabulary` is the number of ids that mean something: the padding ids above it are never drawn. A bad request is
-    refused at once, not when the first token is asked for.
+    refused at once, not when the first token is asked for. The model must stay as it is until the last one: some of its
+    weights are read as they are at each step, others are copies from the beginning.
     """
     capacity = _check(model, prompts, max_tokens, sampling, vocabulary)
     dtype = product_dtype(model.embedding.weight)

@@ -45,7 +45,7 @@ def next_probabilities(logits: Tensor, sampling: Sampling) -> Tensor:
     if sampling.greedy:
         return torch.zeros_like(logits).scatter_(-1, logits.argmax(-1, keepdim=True), 1.0)
     # Measured from the likeliest token, so that a tiny temperature cannot overflow.
-    scaled = (logits - logits.amax(-1, keepdim=True)) / sampling.temperature
+    scaled = (logits - logits.amax(-1, keepdim=True)) / max(sampling.temperature, torch.finfo(torch.float32).tiny)
     if sampling.top_k is None and sampling.top_p is None:
         return scaled.softmax(-1)
     ordered, order = scaled.sort(dim=-1, descending=True)
@@ -77,3 +77,9 @@ def draw(logits: Tensor, sampling: Sampling, chance: Tensor) -> Tensor:
     # probability is never the first whose sum lies above the chance.
     reached = next_probabilities(logits, sampling).double().cumsum(-1)
     return torch.searchsorted(reached, chance[:, None].double() * reached[:, -1:], right=True)[:, 0]
+
+
+def likeliest(logits: Tensor) -> Tensor:
+    """The likeliest token of each row of logits (B, V), (B,); V, as in `draw`, where the largest is not a number."""
+    peaks, tokens = logits.max(-1)
+    return torch.where(peaks < torch.inf, tokens, logits.shape[1])  # nan is not below anything

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import embedding, linear
 
 from meristem.decoding.decode_ops import attend_, norm_linear, norm_swiglu, product
-from meristem.decoding.sampling import Sampling, chances, draw
+from meristem.decoding.sampling import Sampling, chances, draw, likeliest
 from meristem.decoding.unrolled import ReadyWeights
 from meristem.model.cache import KVCache
 from meristem.model.decoder import Decoder
@@ -91,11 +91,11 @@ class Decoding:
     def _draw(self, logits: Tensor) -> None:
         logits = logits[:, : self.vocabulary]
         if self.sampling.greedy:
-            chosen = fed = logits.argmax(-1)
+            chosen = likeliest(logits)
         else:
             chosen = draw(logits, self.sampling, self.chances.index_select(0, self.steps)[0])
-            fed = chosen.clamp(max=logits.shape[1] - 1)  # the host refuses what does not exist; here it may not be read
-        self.tokens.copy_(fed)
+        # The host refuses a token that does not exist; until then none may be read here.
+        torch.clamp(chosen, max=logits.shape[1] - 1, out=self.tokens)
         self.drawn.index_copy_(0, self.steps, chosen[None])
         self.counters += 1
 
