@@ -105,8 +105,20 @@ def test_arms_are_tried_and_the_best_rates_compared(baseline: Path, data: Path) 
         PLAN, OptimizerConfig(lr=1e-3), CPU, nanogpt=None, baseline=baseline, factors=(0.001, 1.0), compile=False
     )
     said: list[str] = []
+    kept: list[Any] = []
     report = compare_recipes(
-        arms, found, PLAN, CPU, steps=10, batch_size=2, looks=5, windows=4, seed=3, shares=(0.4,), say=said.append
+        arms,
+        found,
+        PLAN,
+        CPU,
+        steps=10,
+        batch_size=2,
+        looks=5,
+        windows=4,
+        seed=3,
+        shares=(0.4,),
+        say=said.append,
+        keep=kept.append,
     )
     tried = [(training["arm"], training["rate"]) for training in report["tried"]]
     assert tried == [("baseline", 0.001), ("baseline", 1.0), ("meristem", 1e-6), ("meristem", 1e-3)]
@@ -118,13 +130,24 @@ def test_arms_are_tried_and_the_best_rates_compared(baseline: Path, data: Path) 
     assert report["compared"][2]["curve"][-1]["step"] == 4
     seconds = [point["seconds"] for point in report["compared"][1]["curve"]]
     assert seconds == sorted(seconds)
-    assert len(said) == 8
+    assert len(said) == len(kept) == 8
     lines = recipes_text(report).splitlines()
     assert len(lines) == 2 + 4
     assert lines[2].endswith("1.00")  # the first arm reaches its own loss in its own time
     with pytest.raises(InputError, match="windows = 1: must be at least one batch, 2"):
         compare_recipes(
-            arms, found, PLAN, CPU, steps=2, batch_size=2, looks=1, windows=1, seed=0, shares=(), say=said.append
+            arms,
+            found,
+            PLAN,
+            CPU,
+            steps=2,
+            batch_size=2,
+            looks=1,
+            windows=1,
+            seed=0,
+            shares=(),
+            say=said.append,
+            keep=kept.append,
         )
 
 
@@ -132,7 +155,15 @@ def test_a_rate_that_diverges_is_not_the_best(data: Path) -> None:
     found = open_data(data)
     assert isinstance(found, TokenData)
     arms = arms_of(PLAN, OptimizerConfig(lr=1e-3), CPU, nanogpt=None, baseline=None, factors=(1e30, 1), compile=False)
-    options: dict[str, Any] = {"steps": 3, "batch_size": 2, "looks": 1, "windows": 5, "seed": 0, "say": print}
+    options: dict[str, Any] = {
+        "steps": 3,
+        "batch_size": 2,
+        "looks": 1,
+        "windows": 5,
+        "seed": 0,
+        "say": print,
+        "keep": print,
+    }
     report = compare_recipes(arms, found, PLAN, CPU, shares=(), **options)
     assert math.isnan(report["tried"][0]["curve"][-1]["loss"])
     assert [training["rate"] for training in report["compared"]] == [1e-3]

@@ -141,7 +141,9 @@ def _baseline_source(folder: Path) -> str:
 
 def _between(source: str, begin: str, end: str) -> str:
     """The part of a text from `begin` on and before `end`."""
-    if begin not in source or end not in source:
-        missing = (begin if begin not in source else end).strip()
+    _, begun, rest = source.partition(begin)
+    part, ended, _ = rest.partition(end)
+    if not begun or not ended:
+        missing = (end if begun else begin).strip()
         raise RunError(f"{BASELINE}: has no {missing!r}; this version of it is not known")
-    return source[source.index(begin) : source.index(end)]
+    return begin + part

@@ -13,6 +13,7 @@ from meristem.devices import describe_device, memory_of
 from meristem.plan import Plan
 from meristem.plan.costs import GIB, check_memory
 
+CPU_TOKENS = 2048  # of a step at most: there, more are no faster
 PROMPT, WRITTEN = 128, 128  # tokens, or half of the context each if that is less
 
 
@@ -34,8 +35,11 @@ def measure_plan(
     plan: Plan, device: torch.device, batch_tokens: int, *, optimizer: OptimizerKind, recompute: bool, compile: bool,
     steps: int = 10,
 ) -> PlanCost:  # fmt: skip
-    """Train a model of the plan for some steps of about `batch_tokens` random tokens, and let it write."""
-    batch = max(1, batch_tokens // plan.context)
+    """Train a model of the plan for some steps of about `batch_tokens` random tokens, and let it write.
+
+    On a CPU the steps are smaller.
+    """
+    batch = max(1, (batch_tokens if device.type == "cuda" else min(batch_tokens, CPU_TOKENS)) // plan.context)
     tokens = batch * plan.context
     check_memory(plan, tokens, batch, memory_of(device), optimizer=optimizer, recompute=recompute)
     step = TrainingStep(plan, device, compile=compile, recompute=recompute, optimizer=optimizer)

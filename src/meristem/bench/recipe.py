@@ -147,11 +147,12 @@ def _ours(
 def compare_recipes(
     arms: Sequence[Arm], data: TokenData, plan: Plan, device: torch.device, *, steps: int, batch_size: int, looks: int,
     windows: int, seed: int, shares: Sequence[float], say: Callable[[str], None],
+    keep: Callable[[dict[str, Any]], None],
 ) -> dict[str, Any]:  # fmt: skip
     """Train every arm at each of its rates with one seed, then at the best of them with the next seed; ready for JSON.
 
     Only the latter is compared. Ours is also trained for `shares` of the updates, each with a curve of that length, and
-    the baseline for as many as it makes in the time of ours.
+    the baseline for as many as it makes in the time of ours. What there is so far is given to `keep` after every one.
     """
     check_minimums(("steps", steps, 2), ("batch", batch_size, 1), ("looks", looks, 1), ("windows", windows, 1))
     if windows < batch_size:
@@ -163,37 +164,36 @@ def compare_recipes(
         if not 1 <= round(share * steps) <= steps:
             raise InputError("shares", share, f"must be at most 1, and leave at least one update of {steps}")
     common: dict[str, Any] = {"batch_size": batch_size, "looks": looks, "windows": windows, "say": say}
-
-    def run(arm: Arm, name: str, rate: float, count: int, number: int) -> Training:
-        torch._dynamo.reset()
-        result = trained(name, rate, arm.build, data, plan, device, steps=count, seed=number, **common)
-        gc.collect()
-        if device.type == "cuda":
-            torch.cuda.empty_cache()
-        return result
-
-    tried = [[run(arm, arm.name, rate, steps, seed) for rate in arm.rates] for arm in arms]
-    best = [min(found, key=_end).rate for found in tried]
-    compared = []
-    for arm, rate in zip(arms, best, strict=True):
-        compared.append(run(arm, arm.name, rate, steps, seed + 1))
-    ours = compared[-1]
-    for share in shares:
-        compared.append(run(arms[-1], f"meristem, {share:g} of the updates", best[-1], round(share * steps), seed + 1))
-    for arm, rate, whole in zip(arms, best, list(compared), strict=False):
-        if arm.name == "baseline":
-            count = max(1, min(steps, round(steps * ours.final.seconds / whole.final.seconds)))
-            compared.append(run(arm, "baseline, in the time of ours", rate, count, seed + 1))
-    return {
+    report: dict[str, Any] = {
         "device": describe_device(device), "torch": torch.__version__,
         "settings": {
             "steps": steps, "batch_size": batch_size, "context": plan.context, "seed": seed,
             "windows": there - there % batch_size,
             "parameters": plan.parameters, "heads": list(plan.heads),
         },
-        "tried": [asdict(training) for found in tried for training in found],
-        "compared": [asdict(training) for training in compared],
+        "tried": [], "compared": [],
     }  # fmt: skip
+
+    def run(part: str, arm: Arm, rate: float, count: int, name: str | None = None) -> Training:
+        torch._dynamo.reset()
+        number = seed if part == "tried" else seed + 1
+        result = trained(name or arm.name, rate, arm.build, data, plan, device, steps=count, seed=number, **common)
+        gc.collect()
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+        report[part].append(asdict(result))
+        keep(report)
+        return result
+
+    best = [min((run("tried", arm, rate, steps) for rate in arm.rates), key=_end).rate for arm in arms]
+    whole = [run("compared", arm, rate, steps) for arm, rate in zip(arms, best, strict=True)]
+    for share in shares:
+        run("compared", arms[-1], best[-1], round(share * steps), f"meristem, {share:g} of the updates")
+    for arm, rate, training in zip(arms, best, whole, strict=True):
+        if arm.name == "baseline":
+            count = max(1, min(steps, round(steps * whole[-1].final.seconds / training.final.seconds)))
+            run("compared", arm, rate, count, "baseline, in the time of ours")
+    return report
 
 
 def _end(training: Training) -> float:

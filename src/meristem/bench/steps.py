@@ -108,7 +108,7 @@ def results_text(report: dict[str, Any]) -> str:
     for name, rounds in arms.items():
         ms = statistics.median(r["milliseconds"] for r in rounds)
         rate = statistics.median(r["tokens_per_second"] for r in rounds)
-        memory = rounds[0]["peak_gib"]
+        memory = None if rounds[0]["peak_gib"] is None else statistics.median(r["peak_gib"] for r in rounds)
         base = base or (rate, memory)
         held = "       -      -" if memory is None or base[1] is None else f"{memory:8.2f}  {memory / base[1]:5.3f}"
         lines.append(f"{name:<20}  {ms:7.2f}  {rate:9,.0f}   {rate / base[0]:5.3f}   {held}")

@@ -177,7 +177,7 @@ def bench_recipe(
     compile: Compile = None,
     out: Out = None,
 ) -> None:
-    """Loss against seconds of whole trainings: nanoGPT, a public baseline and ours, each at its best rate of three."""
+    """Loss against seconds of whole trainings: nanoGPT, a public baseline and ours, each at its best rate."""
     from meristem.bench.recipe import arms_of, compare_recipes, recipes_text
     from meristem.config import Config, ModelConfig, OptimizerConfig, load_config
     from meristem.data import TokenData, open_data
@@ -197,9 +197,9 @@ def bench_recipe(
     report = compare_recipes(
         arms, found, plan, place, steps=steps, batch_size=batch, looks=looks, windows=windows, seed=seed,
         shares=positive_numbers("shares", shares), say=lambda text: print(text, file=sys.stderr, flush=True),
+        keep=lambda so_far: _write_json(so_far, out),
     )  # fmt: skip
     print(recipes_text(report))
-    _write_json(report, out)
 
 
 @bench_app.command("save", epilog=examples("meristem bench save --rounds 8"))

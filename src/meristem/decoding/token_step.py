@@ -77,7 +77,7 @@ class Decoding:
         padding = self.padding if self.ragged or self.always_padded else None
         places = self.position - self.padding
         rope = {dim: table.index_select(0, places) for dim, table in weights.rope.items()}
-        x, branch = embedding(self.tokens, weights.embedding), self.nothing
+        x, branch = embedding(self.tokens, weights.embedding).to(self.dtype), self.nothing
         for each, slot in zip(weights.passes, self.slots, strict=True):
             x, packed = norm_linear(x, branch, each.qkv)
             read = attend_(packed, slot, rope[each.head_dim], self.position, padding, each.heads)

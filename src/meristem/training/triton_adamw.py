@@ -65,6 +65,7 @@ def adamw_kernel_(
     columns = parameters, gradients, *([s[key] for s in states] for key in ("exp_avg", "exp_avg_sq", "step"))
     addresses = tuple(tensor.data_ptr() for column in columns for tensor in column)
     if table is None or table.addresses != addresses:
+        assert all(tensor.is_contiguous() and tensor.dtype == torch.float32 for column in columns for tensor in column)
         table = _table(addresses, [p.numel() for p in parameters], like.device)
     _adamw[(len(table.blocks),)](
         table.rows, table.blocks, skipped, scale, group["lr"], group["weight_decay"], beta1, beta2,
