@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from copy import deepcopy
+from functools import partial
 
 import pytest
 import torch
@@ -55,6 +56,24 @@ def check_alike(device: torch.device, limit: float) -> None:
 
 def test_on_a_cpu_it_is_torchs() -> None:
     check_alike(CPU, 0.0)
+
+
+def test_gradients_may_be_made_by_a_closure_or_not_be_there() -> None:
+    """What a weight has before the closure is called does not matter."""
+    weight, expected = (nn.Parameter(torch.ones(3)) for _ in range(2))
+    ours, other = AdamW([weight], **OPTIONS), torch.optim.AdamW([expected], **OPTIONS, fused=True)  # type: ignore[arg-type]
+    ours.step()
+    assert torch.equal(weight, torch.ones(3))
+
+    def closure(optimizer: torch.optim.Optimizer, of: nn.Parameter) -> Tensor:
+        optimizer.zero_grad()
+        loss = of.square().sum()
+        loss.backward()
+        return loss
+
+    assert ours.step(partial(closure, ours, weight)) == 3.0  # type: ignore[arg-type]
+    other.step(partial(closure, other, expected))
+    assert torch.equal(weight, expected)
 
 
 @needs_gpu

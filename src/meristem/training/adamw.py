@@ -24,12 +24,15 @@ class AdamW(torch.optim.AdamW):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """One update."""
-        trained = [[p for p in group["params"] if p.grad is not None] for group in self.param_groups]
-        if not all(_is_plain(p) for parameters in trained for p in parameters):
-            return super().step(closure)
+        """One update; a `closure` makes the gradients first."""
         with torch.enable_grad():
             loss = None if closure is None else closure()
+        trained = [[p for p in group["params"] if p.grad is not None] for group in self.param_groups]
+        if not any(trained):
+            return loss
+        if not all(_is_plain(p) for parameters in trained for p in parameters):
+            super().step()
+            return loss
         from meristem.training.triton_adamw import adamw_kernel_
 
         for index, (group, parameters) in enumerate(zip(self.param_groups, trained, strict=True)):
