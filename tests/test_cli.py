@@ -142,6 +142,10 @@ def test_plan_against_uniform_says_neutral(call: Call) -> None:
     said = call("plan", "--against", "uniform")
     assert said.code == 0
     assert "\nneutral: parameters, FLOPs and KV cache are exactly equal" in said.out
+    options = ["--batch-tokens", "1024", "--world", "8", "--parallel", "fsdp", "--recompute"]
+    lines = [call("plan", "--against", "uniform", *more).out.splitlines() for more in ([], options)]
+    memory = [next(line.split() for line in each if line.startswith("training memory, GiB")) for each in lines]
+    assert float(memory[1][-1]) < 0.5 * float(memory[0][-1])
     facts = json.loads(call("plan", "--against", "uniform", "--json").out)
     assert facts["against"]["heads"] == [12] * 12
     for key in ("parameters", "flops_per_token", "kv_bytes_per_token"):

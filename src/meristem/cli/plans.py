@@ -129,7 +129,7 @@ def plan_command(
             facts["against"] = plan_facts(other, batch_tokens, tensor_parallel, **options)
         print(json.dumps(facts, indent=1))
     elif other is not None:
-        print(side_by_side(plan, other, name, against or ""))
+        print(side_by_side(plan, other, name, against or "", batch_tokens, **options))
     else:
         print(plan_text(plan, batch_tokens, tensor_parallel, **options))
     if cost is not None and not as_json:
