@@ -227,7 +227,8 @@ def check_branch(trunk: Config, branch: Config) -> None:
     """Refuse to branch off a run with other settings than it has where its updates depend on them."""
     if key := _first_change(trunk, branch, (*RESUMABLE, *BRANCHED)):
         free = ", ".join((*BRANCHED, *RESUMABLE))
-        raise InputError(key, branch[key], f"must be {trunk[key]!r}, as in {branch.train.branch_run}; free are {free}")
+        wanted = "must not be given" if trunk[key] is None else f"must be {trunk[key]!r}"
+        raise InputError(key, branch[key], f"{wanted}, as in {branch.train.branch_run}; free are {free}")
 
 
 def _first_change(config: Config, changed: Config, free: Sequence[str]) -> str | None:
