@@ -258,7 +258,7 @@ def test_a_branch_killed_at_any_moment_of_its_start_begins_or_goes_on(
         ({"train__branch_from": "a\0b@6"}, r"train\.branch_from = 'a\\x00b': must be the path of a folder"),
         ({"train__branch_from": "{trunk}@six"}, r"must be RUN@STEP"),
         ({"train__branch_from": "{trunk}@7"}, r"has no checkpoint of step 7; there are \[2, 4, 6, .*20\]"),
-        ({"train__branch_from": "{trunk}@12"}, r"train\.branch_from = .*must end before train\.steps = 12"),
+        ({"train__branch_from": "{trunk}@12"}, r"train\.branch_from = .*must be a step before train\.steps = 12"),
         (
             {"train__branch_from": "{trunk}@18", "train__steps": 30},
             r"must be from step 2 to 16, while the learning rate",
