@@ -107,6 +107,7 @@ def test_plan_tells_the_memory_of_each_process(call: Call) -> None:
         "optimizer": "muon", "parallel": "fsdp", "world": 8, "recompute": False, "batch_tokens": 32768,
         "total": memory.total, **asdict(memory),
     }  # fmt: skip
+    assert "device = 'cpu': is where to measure" in call("plan", "--device", "cpu").err
     assert call("plan", "--parallel", "fsdp").err == (
         "error: parallel = 'fsdp': is of several processes: say how many with --world\n"
     )

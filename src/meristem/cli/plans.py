@@ -108,6 +108,8 @@ def plan_command(
     }
     if parallel is not None and world == 1:
         raise InputError("parallel", parallel, "is of several processes: say how many with --world")
+    if device != "auto" and not measure:
+        raise InputError("device", device, "is where to measure: say that with --measure")
     if mqa and not force:
         _refuse_mqa(plan)
     if out is not None:
