@@ -90,7 +90,9 @@ class Config:
         if train.branch_step is None:
             return
         if train.branch_step >= train.steps:
-            raise InputError("train.branch_from", train.branch_from, f"must be a step before train.steps = {train.steps}")
+            raise InputError(
+                "train.branch_from", train.branch_from, f"must be a step before train.steps = {train.steps}"
+            )
         if curve != "wsd":
             expected = "must be wsd with train.branch_from: a branch is the decay that follows a constant rate"
             raise InputError("optimizer.curve", curve, expected)
