@@ -107,6 +107,7 @@ def test_plan_tells_the_memory_of_each_process(call: Call) -> None:
         "optimizer": "muon", "parallel": "fsdp", "world": 8, "recompute": False, "batch_tokens": 32768,
         "total": memory.total, **asdict(memory),
     }  # fmt: skip
+    assert "device = 'cpu': is where to measure" in call("plan", "--device", "cpu").err
     assert call("plan", "--parallel", "fsdp").err == (
         "error: parallel = 'fsdp': is of several processes: say how many with --world\n"
     )
@@ -128,7 +129,6 @@ def test_plan_is_measured_on_the_device_at_hand(call: Call) -> None:
     told = json.loads(call(*small, *few, "--json", "--classes", "3").out)["measured"]
     assert told["decoding"] is None  # a classifier writes nothing
     assert "world = 2: must be 1 with --measure" in call(*small, *few, "--world", "2").err
-    assert "device = 'cpu': is of --measure" in call(*small, "--device", "cpu").err
 
 
 def test_bench_sizes_say_it_all(call: Call) -> None:
@@ -149,6 +149,10 @@ def test_plan_against_uniform_says_neutral(call: Call) -> None:
     said = call("plan", "--against", "uniform")
     assert said.code == 0
     assert "\nneutral: parameters, FLOPs and KV cache are exactly equal" in said.out
+    options = ["--batch-tokens", "1024", "--world", "8", "--parallel", "fsdp", "--recompute"]
+    lines = [call("plan", "--against", "uniform", *more).out.splitlines() for more in ([], options)]
+    memory = [next(line.split() for line in each if line.startswith("training memory, GiB")) for each in lines]
+    assert float(memory[1][-1]) < 0.5 * float(memory[0][-1])
     facts = json.loads(call("plan", "--against", "uniform", "--json").out)
     assert facts["against"]["heads"] == [12] * 12
     for key in ("parameters", "flops_per_token", "kv_bytes_per_token"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,12 @@ import torch
 from torch import Tensor
 
 from commands import Call
-from meristem import Decoder, InputError, Plan
+from meristem import Decoder, InputError, Plan, parameter_groups
 from meristem.config import OptimizerConfig
 from meristem.growth.apply import apply_edit
-from meristem.growth.edits import AddBlock, AddHead, Edit, RemoveBlock, RemoveHead
+from meristem.growth.edits import AddBlock, AddHead, Edit, LoopHeads, RemoveBlock, RemoveHead
 from meristem.growth.head_surgery import newborn_head
+from meristem.plan.layers import Gates
 from meristem.runs.checkpoint import list_checkpoints, load_checkpoint
 from meristem.runs.run_folder import RunFolder, load_run
 from meristem.training.averaging import averaged, update_average
@@ -129,6 +131,21 @@ def _moved(name: str, by: int) -> str:
     start, _, rest = name.partition(".")
     number, _, own = rest.partition(".")
     return f"blocks.{int(number) + by}.{own}" if start == "blocks" else name
+
+
+def test_a_single_gate_is_followed_too() -> None:
+    """Weights of one number have moments of one number, which grow with them."""
+    plan = replace(Plan.uniform(layers=1, width=8, heads=1, vocabulary=11, context=8), gates=Gates(1, 1))
+    model = Decoder(LoopHeads(0, (0,), 1).apply(plan))
+    optimizer, tokens = torch.optim.AdamW(parameter_groups(model, 0.1)), torch.arange(8)[None]
+    for edit in (AddBlock(1, copy_of=0), RemoveBlock(0)):
+        model(tokens, tokens).loss.backward()
+        optimizer.step()
+        update_average(optimizer, 0.9, torch.zeros(()))
+        apply_edit(model, optimizer, edit)
+        for parameter in model.parameters():
+            for kind in ("exp_avg", "exp_avg_sq", "average"):
+                assert optimizer.state[parameter][kind].shape == parameter.shape
 
 
 def test_a_newborn_head_leaves_the_function_of_the_average() -> None:

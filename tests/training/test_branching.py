@@ -258,7 +258,7 @@ def test_a_branch_killed_at_any_moment_of_its_start_begins_or_goes_on(
         ({"train__branch_from": "a\0b@6"}, r"train\.branch_from = 'a\\x00b': must be the path of a folder"),
         ({"train__branch_from": "{trunk}@six"}, r"must be RUN@STEP"),
         ({"train__branch_from": "{trunk}@7"}, r"has no checkpoint of step 7; there are \[2, 4, 6, .*20\]"),
-        ({"train__branch_from": "{trunk}@12"}, r"train\.branch_from = .*must end before train\.steps = 12"),
+        ({"train__branch_from": "{trunk}@12"}, r"train\.branch_from = .*must be a step before train\.steps = 12"),
         (
             {"train__branch_from": "{trunk}@18", "train__steps": 30},
             r"must be from step 2 to 16, while the learning rate",
@@ -269,6 +269,7 @@ def test_a_branch_killed_at_any_moment_of_its_start_begins_or_goes_on(
         ({"model__feed_forward": 64}, r"model\.feed_forward = 64: must be 48, as in"),
         ({"train__batch_size": 8}, r"train\.batch_size = 8: must be 4, as in"),
         ({"data__seed": 1}, r"data\.seed = 1: must be 0, as in"),
+        ({"model__plan": "plan.json"}, r"model\.plan = 'plan\.json': must not be given, as in"),
         ({"growth__policies": ["observe"]}, r"growth\.policies = \('observe',\): must be \(\), as in"),
     ],
 )
@@ -307,6 +308,6 @@ def test_a_branch_of_a_branch_leaves_at_the_same_step(data: Path, trunk: RunFold
     first = trained(data, tmp_path / "first", **branch_of(trunk))
     second = trained(data, tmp_path / "second", **branch_of(first))
     assert metrics(second) == metrics(first)
-    with pytest.raises(InputError, match="must be from step 0 to 6, while the learning rate"):
+    with pytest.raises(InputError, match=rf"is a branch too, .* from step 6 on; branch off {trunk.path}"):
         train(tiny_config(data, **branch_of(first, 8)), tmp_path / "third")
     assert load_checkpoint(list_checkpoints(second.checkpoints)[0]).state["good"] is True

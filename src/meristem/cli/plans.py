@@ -109,6 +109,10 @@ def plan_command(
     }
     if parallel is not None and world == 1:
         raise InputError("parallel", parallel, "is of several processes: say how many with --world")
+    if device != "auto" and not measure:
+        raise InputError("device", device, "is where to measure: say that with --measure")
+    if measure and world > 1:
+        raise InputError("world", world, "must be 1 with --measure: one process is measured")
     if mqa and not force:
         _refuse_mqa(plan)
     if out is not None:
@@ -121,10 +125,6 @@ def plan_command(
             vocabulary=plan.vocabulary, context=plan.context, feed_forward=plan.feed_forward,
             kv_group=ratios.pop() if len(ratios) == 1 else 1, classes=plan.classes, pooling=plan.pooling,
         )  # fmt: skip
-    if device != "auto" and not measure:
-        raise InputError("device", device, "is of --measure: add it, or leave this out")
-    if measure and world > 1:
-        raise InputError("world", world, "must be 1 with --measure: one process is measured")
     if as_json:
         facts = plan_facts(plan, batch_tokens, tensor_parallel, **options)
         if measure:
@@ -133,7 +133,7 @@ def plan_command(
             facts["against"] = plan_facts(other, batch_tokens, tensor_parallel, **options)
         print(json.dumps(facts, indent=1))
     elif other is not None:
-        print(side_by_side(plan, other, name, against or ""))
+        print(side_by_side(plan, other, name, against or "", batch_tokens, **options))
     else:
         print(plan_text(plan, batch_tokens, tensor_parallel, **options))
     if measure and not as_json:

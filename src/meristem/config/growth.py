@@ -33,9 +33,7 @@ class GrowthConfig:
     """What changes the structure during training: policies in their order, and tables with the settings of each."""
 
     policies: tuple[str, ...] = ()  # none: the structure stays as it is
-    steps: int | None = (
-        None  # updates that policies take for the whole run; train.steps, or a branch's trunk's, if None
-    )
+    steps: int | None = None  # updates that policies take for the whole run; if None train.steps, or those of the trunk
     # By policy: of those that there are, all settings; of others, which the run has no use for, those that were given.
     tables: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 

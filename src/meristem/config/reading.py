@@ -41,7 +41,7 @@ RESUMABLE = (
 )  # fmt: skip
 # What else may be another one in a run that branches off: its decay, and what is measured on the way.
 BRANCHED = (
-    "train.steps", "train.branch_from", "train.average", "optimizer.decay", "optimizer.final", "growth.steps",
+    "train.steps", "train.branch_from", "train.average", "optimizer.final", "growth.steps",
     "eval.every", "eval.windows", "eval.rows",
 )  # fmt: skip
 
@@ -90,7 +90,9 @@ class Config:
         if train.branch_step is None:
             return
         if train.branch_step >= train.steps:
-            raise InputError("train.branch_from", train.branch_from, f"must end before train.steps = {train.steps}")
+            raise InputError(
+                "train.branch_from", train.branch_from, f"must be a step before train.steps = {train.steps}"
+            )
         if curve != "wsd":
             expected = "must be wsd with train.branch_from: a branch is the decay that follows a constant rate"
             raise InputError("optimizer.curve", curve, expected)
@@ -227,7 +229,8 @@ def check_branch(trunk: Config, branch: Config) -> None:
     """Refuse to branch off a run with other settings than it has where its updates depend on them."""
     if key := _first_change(trunk, branch, (*RESUMABLE, *BRANCHED)):
         free = ", ".join((*BRANCHED, *RESUMABLE))
-        raise InputError(key, branch[key], f"must be {trunk[key]!r}, as in {branch.train.branch_run}; free are {free}")
+        wanted = "must not be given" if trunk[key] is None else f"must be {trunk[key]!r}"
+        raise InputError(key, branch[key], f"{wanted}, as in {branch.train.branch_run}; free are {free}")
 
 
 def _first_change(config: Config, changed: Config, free: Sequence[str]) -> str | None:

@@ -31,6 +31,7 @@ from meristem.plan import Plan
 from meristem.ranks import whole_tensor
 from meristem.wording import listed
 
+MOMENTS = FIRST_MOMENTS | SECOND_MOMENTS | {AVERAGE}
 States = Mapping[str, Mapping[str, Any]]  # what an optimizer keeps of every parameter, by the parameter's name
 
 
@@ -145,16 +146,16 @@ def _edited(edit: Edit, before: Plan, sources: Mapping[str, str | None], states:
 
     What is as large as the weight is mapped, numbers go along.
     """
-    kinds = dict.fromkeys(kind for state in states.values() for kind, value in state.items() if _is_moment(value))
+    kinds = dict.fromkeys(kind for state in states.values() for kind, value in state.items() if _is_moment(kind, value))
     mapped = {
-        kind: edit.tensors(before, {n: s[kind] for n, s in states.items() if _is_moment(s.get(kind))}, kind)
+        kind: edit.tensors(before, {n: s[kind] for n, s in states.items() if _is_moment(kind, s.get(kind))}, kind)
         for kind in kinds
     }
     result: dict[str, dict[str, Any]] = {}
     for name, source in sources.items():
         if source is None or source not in states:
             continue
-        single = {key: value for key, value in states[source].items() if not _is_moment(value)}
+        single = {key: value for key, value in states[source].items() if not _is_moment(key, value)}
         copied = {key: value.clone() if isinstance(value, Tensor) else value for key, value in single.items()}
         moments = {kind: tensors[name] for kind, tensors in mapped.items() if name in tensors}
         result[name] = {key: (moments | copied)[key] for key in states[source] if key in moments or key in copied}
@@ -166,8 +167,9 @@ def _whole(state: Mapping[str, Any]) -> dict[str, Any]:
     return {key: whole_tensor(value) if isinstance(value, Tensor) else value for key, value in state.items()}
 
 
-def _is_moment(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.numel() > 1
+def _is_moment(kind: str, value: Any) -> bool:
+    """Whether this is as large as the weight, which may be a single number itself."""
+    return isinstance(value, Tensor) and (value.numel() > 1 or kind in MOMENTS)
 
 
 def _source(name: str, moves: Moves) -> str | None:
@@ -191,7 +193,7 @@ def _check_follows(optimizer: torch.optim.Optimizer, weight: Tensor, state: Mapp
         if value is None or isinstance(value, int | float) or (isinstance(value, Tensor) and value.numel() == 1):
             continue
         shape = tuple(getattr(value, "shape", ()))
-        if name not in FIRST_MOMENTS | SECOND_MOMENTS | {AVERAGE} or shape != tuple(weight.shape):
+        if name not in MOMENTS or shape != tuple(weight.shape):
             raise InputError(
                 "optimizer", type(optimizer).__name__,
                 f"keeps {name!r} of shape {shape} for a weight of shape {tuple(weight.shape)}, which cannot follow "

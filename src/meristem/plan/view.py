@@ -132,8 +132,10 @@ def plan_text(plan: Plan, batch_tokens: int, tensor_parallel: int = 1, **options
     return "\n".join([*lines, *(f"warning: {text}" for text in plan.warnings(tensor_parallel))])
 
 
-def side_by_side(plan: Plan, other: Plan, name: str, other_name: str) -> str:
-    """Two plans layer by layer, and whether they cost the same."""
+def side_by_side(
+    plan: Plan, other: Plan, name: str, other_name: str, batch_tokens: int, **options: Unpack[TrainingOptions]
+) -> str:
+    """Two plans layer by layer, and whether they cost the same; with the memory of a training step."""
     rows = [("layer", name, other_name)]
     for index, (left, right) in enumerate(zip(plan.layers, other.layers, strict=True)):
         mine, theirs = (f"{layer.heads} x {layer.head_dim} {layer.run_again}".strip() for layer in (left, right))
@@ -148,6 +150,8 @@ def side_by_side(plan: Plan, other: Plan, name: str, other_name: str) -> str:
         "softmax elements": (a.softmax_elements, b.softmax_elements),
     }
     rows += [(label, f"{x:,}", f"{y:,}") for label, (x, y) in pairs.items()]
+    mine, theirs = (f"{each.memory(batch_tokens, **options).total / GIB:.1f}" for each in (plan, other))
+    rows.append(("training memory, GiB", mine, theirs))
     widths = [max(len(row[i]) for row in rows) for i in range(3)]
     lines = [f"{label:<{widths[0]}}  {x:>{widths[1]}}  {y:>{widths[2]}}".rstrip() for label, x, y in rows]
     differ = [label for label, (x, y) in pairs.items() if x != y and label != "softmax elements"]

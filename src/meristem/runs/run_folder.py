@@ -261,9 +261,11 @@ def load_run(
     path: str | Path, *, step: int | None = None, average: bool = False, device: str = "auto",
     report: Callable[[str], None] = logger.warning,
 ) -> LoadedRun:  # fmt: skip
-    """Open a run with the weights of its newest checkpoint, or of the one at `step`, or with their `average`.
+    """Open a run with the weights of its newest checkpoint, or of the one at `step`.
 
-    model = load_run("runs/first", average=True).model
+    With `average` these are the average that the run has kept of them (`train.average`):
+
+        model = load_run("runs/first", average=True).model
     """
     folder = RunFolder.open(Path(path))
     checkpoint: Checkpoint | None

@@ -28,7 +28,7 @@ class AdamW(torch.optim.AdamW):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """One update."""
+        """One update; a `closure` makes the gradients first."""
         with torch.enable_grad():
             loss = None if closure is None else closure()
         trained = [[p for p in group["params"] if p.grad is not None] for group in self.param_groups]

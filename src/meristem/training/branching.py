@@ -75,6 +75,8 @@ class Trunk:
         warmup, decay = constant_part(trunk.train.steps, trunk.optimizer, trunk.train.branch_step)
         if not warmup <= self.step <= decay:
             expected = f"must be from step {warmup} to {decay}, while the learning rate of that run stays at its peak"
+            if (before := trunk.train.branch_run) is not None:
+                expected = f"is a branch too, whose learning rate falls from step {decay} on; branch off {before}"
             raise InputError("train.branch_from", config.train.branch_from, expected)
         if not trunk.growth.policies:
             return config
