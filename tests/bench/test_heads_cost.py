@@ -45,7 +45,7 @@ def test_the_whole_bench_on_a_small_model(classes: int | None, tmp_path: Path, c
 
 def test_no_newborn_head_is_empty() -> None:
     plan, device = Plan.uniform(layers=2, width=48, heads=3, vocabulary=64, context=8), torch.device("cpu")
-    step, _ = grow_all(plan, device, random_batches(plan, device, 2), compile=False, say=lambda _: None)
+    step, _ = grow_all(plan, device, random_batches(plan, device, 2), say=lambda _: None)
     assert step.model.plan == plan
     for block in step.model.stack:
         assert block.attention.qkv.weight.abs().sum(1).min() > 0

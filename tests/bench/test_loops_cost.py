@@ -11,9 +11,8 @@ import torch
 from commands import Call
 from meristem.bench import loops_cost
 from meristem.bench.loops_cost import compare_growth, grown_plans, growth_text, measure_births
-from meristem.bench.step import TrainingStep, block_graphs, cold_compiler
+from meristem.bench.step import TrainingStep
 from meristem.errors import InputError
-from meristem.model.transformer import Regions
 from meristem.plan import Gates, Loop, Plan
 from training.helpers import CPU
 
@@ -39,7 +38,7 @@ def test_one_layer_is_one_block_and_a_layer_is_named_once() -> None:
 
 def test_steps_births_and_the_probe_are_measured() -> None:
     report = compare_growth(
-        PLAN, CPU, layers=(2, 1), heads=(0, 3), passes=2, batch=4, steps=2, rounds=2, compile=False,
+        PLAN, CPU, layers=(2, 1), heads=(0, 3), passes=2, batch=4, steps=2, rounds=2,
         say=lambda text: None,
     )  # fmt: skip
     assert [arm["name"] for arm in report["arms"]] == ["vanilla", "SGT K=1", "SGT K=2", "2 blocks looped"]
@@ -62,39 +61,24 @@ def test_births_are_measured_before_anything_is_compiled(monkeypatch: pytest.Mon
     folders: list[str | None] = []
 
     class Step(TrainingStep):
-        def __init__(self, plan: Plan, device: torch.device, *, compile: bool) -> None:
-            folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+        def __init__(self, plan: Plan, device: torch.device) -> None:
+            folder = os.environ.get("TRITON_CACHE_DIR")
             folders.append(folder)
             order.append("arm" if folder == usual else "births")
             if folder is not None and folder != usual:
                 assert list(Path(folder).iterdir()) == []
-            super().__init__(plan, device, compile=compile)
+            super().__init__(plan, device)
 
-    usual = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+    usual = os.environ.get("TRITON_CACHE_DIR")
     monkeypatch.setattr(loops_cost, "TrainingStep", Step)
     compare_growth(
-        PLAN, CPU, layers=(2,), heads=(0, 3), passes=1, batch=4, steps=2, rounds=2, compile=False,
+        PLAN, CPU, layers=(2,), heads=(0, 3), passes=1, batch=4, steps=2, rounds=2,
         say=lambda text: None,
     )  # fmt: skip
     assert order == ["births", "arm", "arm", "arm"]
-    measure_births(PLAN, CPU, (2,), (0, 3), 1, batch=4, compile=False)
+    measure_births(PLAN, CPU, (2,), (0, 3), 1, batch=4)
     assert len({folders[0], folders[-1]}) == 2  # a new one each time
-    assert os.environ.get("TORCHINDUCTOR_CACHE_DIR") == usual
-
-
-def test_a_cold_compiler_forgets_what_was_compiled() -> None:
-    def run() -> None:
-        torch.compile(Regions().block, backend="eager")(lambda *_: torch.ones(2), *[None] * 7)
-
-    torch._dynamo.reset()
-    run()
-    assert block_graphs(compile=True) == 1
-    with cold_compiler():
-        assert block_graphs(compile=True) == 0
-        run()
-        assert block_graphs(compile=True) == 1
-    assert block_graphs(compile=True) == 0
-    assert block_graphs(compile=False) == 0
+    assert os.environ.get("TRITON_CACHE_DIR") == usual
 
 
 def test_loops_of_a_classifier_are_refused_before_anything_is_timed(call: Call) -> None:

@@ -77,7 +77,7 @@ def baseline(tmp_path: Path) -> Path:
 
 
 def test_the_baseline_runs_from_its_own_source(baseline: Path) -> None:
-    found = Baseline(baseline, PLAN, 0.1, 4, CPU, compile=False)
+    found = Baseline(baseline, PLAN, 0.1, 4, CPU)
     tokens = torch.arange(16)[None]
     assert float(found.loss(tokens, tokens)) == pytest.approx(torch.log(torch.tensor(320.0)).item())
     before = found.model.table.weight.detach().clone()
@@ -90,20 +90,18 @@ def test_the_baseline_runs_from_its_own_source(baseline: Path) -> None:
 
 def test_another_version_of_the_baseline_is_refused(baseline: Path, tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"train_gpt_simple\.py: not found; this is no checkout"):
-        Baseline(tmp_path / "empty", PLAN, 1.0, 4, CPU, compile=False)
+        Baseline(tmp_path / "empty", PLAN, 1.0, 4, CPU)
     path = baseline / "records" / "track_3_optimization" / "train_gpt_simple.py"
     path.write_text(SOURCE.replace("# initialize model parameters", "# begin"), encoding="utf-8")
     with pytest.raises(RunError, match="has no '# initialize model parameters'; this version of it is not known"):
-        Baseline(baseline, PLAN, 1.0, 4, CPU, compile=False)
+        Baseline(baseline, PLAN, 1.0, 4, CPU)
 
 
 def test_arms_are_tried_and_the_best_rates_compared(baseline: Path, data: Path) -> None:
     """Rates are chosen on one seed and compared on the next; ours also in a shorter training."""
     found = open_data(data)
     assert isinstance(found, TokenData)
-    arms = arms_of(
-        PLAN, OptimizerConfig(lr=1e-3), CPU, nanogpt=None, baseline=baseline, factors=(0.001, 1.0), compile=False
-    )
+    arms = arms_of(PLAN, OptimizerConfig(lr=1e-3), CPU, nanogpt=None, baseline=baseline, factors=(0.001, 1.0))
     said: list[str] = []
     kept: list[Any] = []
     report = compare_recipes(
@@ -154,7 +152,7 @@ def test_arms_are_tried_and_the_best_rates_compared(baseline: Path, data: Path) 
 def test_a_rate_that_diverges_is_not_the_best(data: Path) -> None:
     found = open_data(data)
     assert isinstance(found, TokenData)
-    arms = arms_of(PLAN, OptimizerConfig(lr=1e-3), CPU, nanogpt=None, baseline=None, factors=(1e30, 1), compile=False)
+    arms = arms_of(PLAN, OptimizerConfig(lr=1e-3), CPU, nanogpt=None, baseline=None, factors=(1e30, 1))
     options: dict[str, Any] = {
         "steps": 3,
         "batch_size": 2,
@@ -177,7 +175,7 @@ def test_a_rate_that_diverges_is_not_the_best(data: Path) -> None:
 
 def test_heads_that_no_peer_can_have_are_measured_without_peers() -> None:
     odd = Plan.from_heads([3], width=32, head_dim=8, vocabulary=320, context=16)
-    options: dict[str, Any] = {"baseline": None, "factors": (1.0,), "compile": False}
+    options: dict[str, Any] = {"baseline": None, "factors": (1.0,)}
     assert [arm.name for arm in arms_of(odd, OptimizerConfig(), CPU, nanogpt=None, **options)] == ["meristem"]
     with pytest.raises(InputError, match="heads = 3: must divide width 32"):
         arms_of(odd, OptimizerConfig(), CPU, nanogpt=Path("nanoGPT"), **options)
@@ -187,7 +185,7 @@ def test_another_seed_is_another_beginning() -> None:
     tokens, losses = torch.arange(16)[None], []
     for seed in (0, 0, 1):
         torch.manual_seed(seed)
-        losses.append(float(Ours(PLAN, OptimizerConfig(), 1, CPU, compile=False).loss(tokens, tokens)))
+        losses.append(float(Ours(PLAN, OptimizerConfig(), 1, CPU).loss(tokens, tokens)))
     assert losses[0] == losses[1] != losses[2]
 
 
@@ -196,11 +194,11 @@ def test_ours_is_trained_as_its_configuration_says() -> None:
     tokens = torch.arange(32).view(2, 16)
     losses = {}
     for rate in (0.0, 1e-2):
-        ours = Ours(PLAN, OptimizerConfig(kind="muon", lr=rate), 20, CPU, compile=False)
+        ours = Ours(PLAN, OptimizerConfig(kind="muon", lr=rate), 20, CPU)
         for step in range(20):
             ours.update(step, tokens, tokens)
         losses[rate] = float(ours.loss(tokens, tokens))
-    untrained = Ours(PLAN, OptimizerConfig(), 1, CPU, compile=False)
+    untrained = Ours(PLAN, OptimizerConfig(), 1, CPU)
     assert losses[0.0] == float(untrained.loss(tokens, tokens))
     assert losses[1e-2] < losses[0.0] / 2
 

@@ -5,17 +5,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
-
 from commands import Call
 
 
-@pytest.mark.parametrize("compile", ["--no-compile"])
-def test_a_stack_is_measured_and_written_down(compile: str, call: Call, tmp_path: Path) -> None:
+def test_a_stack_is_measured_and_written_down(call: Call, tmp_path: Path) -> None:
     file = tmp_path / "stack.json"
     said = call(
         "bench", "growth", "--policy", "stack", "--layers", "4", "--width", "32", "--heads", "2", "--vocabulary", "64",
-        "--context", "16", "--batch", "2", "--steps", "3", "--device", "cpu", compile, "--out", file,
+        "--context", "16", "--batch", "2", "--steps", "3", "--device", "cpu", "--out", file,
     )  # fmt: skip
     assert said.code == 0, said.err
     report = json.loads(file.read_text())

@@ -54,7 +54,7 @@ def test_a_whole_training_is_measured_beside_its_step(capsys: pytest.CaptureFixt
 def test_steps_with_recomputed_blocks_and_an_average_have_the_same_losses() -> None:
     plan, losses = PLANS["prism"], []
     for options in ({}, {"recompute": True, "average": 0.9}):
-        step = TrainingStep(plan, CPU, compile=False, **options)  # type: ignore[arg-type]
+        step = TrainingStep(plan, CPU, **options)  # type: ignore[arg-type]
         batches = random_batches(plan, CPU, 2)
         losses.append([float(step(*next(batches))) for _ in range(3)])
         states = [step.optimizer.state[parameter] for parameter in step.model.parameters()]
@@ -64,10 +64,10 @@ def test_steps_with_recomputed_blocks_and_an_average_have_the_same_losses() -> N
 
 def test_nanogpt_needs_a_checkout_and_one_head_count(tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"model\.py: not found; this is no checkout"):
-        nanogpt_step(tmp_path, PLANS["uniform"], CPU, compile=False)
+        nanogpt_step(tmp_path, PLANS["uniform"], CPU)
     (tmp_path / "model.py").touch()
     with pytest.raises(InputError, match=r"plan = \(2, 4\): nanoGPT takes one head count"):
-        nanogpt_step(tmp_path, PLANS["prism"], CPU, compile=False)
+        nanogpt_step(tmp_path, PLANS["prism"], CPU)
 
 
 def test_nanogpt_is_stepped_as_its_own_training_does(tmp_path: Path) -> None:
@@ -95,7 +95,7 @@ class GPT(torch.nn.Module):
 """,
         encoding="utf-8",
     )
-    step = nanogpt_step(tmp_path, PLANS["uniform"], CPU, compile=False)
+    step = nanogpt_step(tmp_path, PLANS["uniform"], CPU)
     tokens = torch.arange(16)[None]
     losses = [float(step(tokens, tokens)) for _ in range(4)]
     assert losses == sorted(losses, reverse=True)

@@ -229,7 +229,7 @@ def test_a_birth_changes_no_bit_at_any_size(width: int, dim: int, heads: int) ->
     def seen() -> tuple[list[Tensor], Tensor]:
         parts: list[list[Tensor]] = []
         view = View(watch=lambda *heads: parts.append([part.detach() for part in heads]))
-        attention(x, model.rope(dim), view)
+        attention(x, torch.ones_like(x[0, 0]), model.rope(dim), view)
         logits = model(batch).logits
         assert logits is not None
         return parts[0], logits.detach()

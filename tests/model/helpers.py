@@ -171,4 +171,4 @@ def split_heads(packed: Tensor, cos: Tensor, sin: Tensor, heads: int, kv_heads: 
     """`project_heads` with the identity as its weight: what it does to packed (B, T, heads + 2 kv heads, dim)."""
     flat = packed.flatten(2)
     identity = torch.eye(flat.shape[-1], dtype=packed.dtype, device=packed.device)
-    return project_heads(flat, identity, cos, sin, heads, kv_heads)
+    return project_heads(flat, identity, torch.ones_like(identity[0]), cos, sin, heads, kv_heads)

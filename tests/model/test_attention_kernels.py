@@ -69,7 +69,7 @@ def test_oracle_13_layers_equal_explicit_softmax(dim: int, backend: str, monkeyp
 
     def run(x: Tensor, qkv: Tensor, out: Tensor) -> Tensor:
         weights = {"qkv.weight": qkv, "out.weight": out}
-        result: Tensor = torch.func.functional_call(attention, weights, (x, pair))
+        result: Tensor = torch.func.functional_call(attention, weights, (x, torch.ones(48), pair))
         return result
 
     found = output_and_gradients(run, inputs, grad)

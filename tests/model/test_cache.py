@@ -115,7 +115,7 @@ def test_what_the_cache_holds() -> None:
         norm = model.stack[0].attention_norm
         x = norm(embedded, torch.zeros_like(embedded))[1]
         rope = model.rotary.pair(plan.head_dims[0], slice(0, 4))
-        _, keys, values = attention.project(x, rope, norm.weight)  # type: ignore[union-attr,operator]
+        _, keys, values = attention.project(x, norm.weight, rope)  # type: ignore[union-attr,operator]
     assert cache.length == 4
     torch.testing.assert_close(cache.layers[0][0].keys[:, :, :4], keys.transpose(1, 2))
     torch.testing.assert_close(cache.layers[0][0].values[:, :, :4], values.transpose(1, 2))

@@ -66,7 +66,7 @@ def test_oracle_7_first_position_is_the_same_for_every_schedule(
         values = attention.qkv(x[:, :1])[..., layer.query_width + layer.kv_width :]
         heads = values.unflatten(-1, (layer.kv_heads, -1))
         repeated = heads.repeat_interleave(layer.heads // layer.kv_heads, dim=2).flatten(2)
-        out = attention(x, model.rotary.pair(layer.head_dim, slice(0, 5)))
+        out = attention(x, torch.ones_like(x[0, 0]), model.rotary.pair(layer.head_dim, slice(0, 5)))
         torch.testing.assert_close(out[:, :1], attention.out(repeated), rtol=0, atol=limit)
 
 
@@ -87,10 +87,8 @@ def test_oracle_8_one_layer_of_the_small_model() -> None:
             for h in (3, 12)
         )
         x = torch.randn(1, 16, 768, generator=torch.Generator().manual_seed(seed))
-        first, second = (
-            m.blocks[0].attention(x, m.rotary.pair(m.plan.head_dims[0], slice(0, 16)))  # type: ignore[operator]
-            for m in (few, many)
-        )
+        gain = torch.ones(768)
+        first, second = (m.stack[0].attention(x, gain, rotary_table(m.plan.head_dims[0], 16)) for m in (few, many))
         differences.append(float((first - second).detach().abs().max()))
     assert min(differences) > 1e-3
     assert median(differences) == pytest.approx(0.19, rel=0.1)
@@ -107,15 +105,15 @@ def test_oracle_9_without_queries_attention_averages(schedule: str, dtype: torch
             with torch.no_grad():
                 attention.qkv.weight[: attention.layer.query_width] = 0
     x = torch.randn(2, 7, model.plan.width, dtype=dtype, generator=torch.Generator().manual_seed(1))
-    counts = torch.arange(1, 8, dtype=dtype)[:, None]
+    counts, gain = torch.arange(1, 8, dtype=dtype)[:, None], torch.ones_like(x[0, 0])
     for mine, theirs in zip(model.blocks, uniform.blocks, strict=True):
         one, other = mine.attention, theirs.attention
         assert isinstance(one, Attention)
         assert isinstance(other, Attention)
-        out = one(x, model.rotary.pair(one.layer.head_dim, slice(0, 7)))
+        out = one(x, gain, model.rotary.pair(one.layer.head_dim, slice(0, 7)))
         values = one.qkv(x)[..., -model.plan.width :]
         torch.testing.assert_close(out, one.out(values.cumsum(1) / counts), rtol=0, atol=limit)
-        same = other(x, uniform.rotary.pair(other.layer.head_dim, slice(0, 7)))
+        same = other(x, gain, uniform.rotary.pair(other.layer.head_dim, slice(0, 7)))
         torch.testing.assert_close(out, same, rtol=0, atol=limit)
     tokens = random_tokens(model.plan)
     torch.testing.assert_close(model(tokens).logits, uniform(tokens).logits, rtol=0, atol=10 * limit)
@@ -147,7 +145,7 @@ def test_oracle_10_initial_scores_have_one_scale(
         attention.qkv.weight.normal_(0, 0.02, generator=generator)
     x = torch.randn(1, 96, width, generator=generator)
     x = x / x.square().mean(-1, keepdim=True).sqrt()
-    attention(x, rotary_table(width // heads, 96))
+    attention(x, torch.ones(width), rotary_table(width // heads, 96))
     assert float(scores[0].detach().std()) == pytest.approx(expected, rel=0.1)
 
 

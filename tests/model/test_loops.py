@@ -193,9 +193,7 @@ def test_sgt_oracle_1_a_block_without_loops_is_the_plain_block(schedule: str, kv
     for block in model.stack:
         pair = rotary_table(block.attention.layer.head_dim, 32)
         stream, normed = block.attention_norm(x, branch)
-        stream, normed = block.feed_forward_norm(
-            stream, block.attention(normed, pair, gain=block.attention_norm.weight)
-        )
+        stream, normed = block.feed_forward_norm(stream, block.attention(normed, block.attention_norm.weight, pair))
         found = block(x, branch, pair)
         assert torch.equal(found[0], stream)
         assert torch.equal(found[1], block.feed_forward(normed, block.feed_forward_norm.weight))
@@ -485,7 +483,7 @@ def test_sgt_oracle_5_all_heads_in_any_order_are_a_second_attention_pass() -> No
         with torch.no_grad():
             for _ in range(3):
                 stream, normed = block.attention_norm(stream, branch)
-                branch = block.attention(normed, pair, gain=block.attention_norm.weight)
+                branch = block.attention(normed, block.attention_norm.weight, pair)
             stream, normed = block.feed_forward_norm(stream, branch)
             expected = stream + block.feed_forward(normed, block.feed_forward_norm.weight)
             for heads in permutations(range(4)):

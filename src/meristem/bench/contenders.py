@@ -38,12 +38,12 @@ class Contender(Protocol):
 class Ours:
     """Our model of a plan, with an optimizer and curve as a configuration has them."""
 
-    def __init__(self, plan: Plan, config: OptimizerConfig, steps: int, device: torch.device, *, compile: bool) -> None:
+    def __init__(self, plan: Plan, config: OptimizerConfig, steps: int, device: torch.device) -> None:
         self.config, self.steps, self.device = config, steps, device
         self.model = Decoder(plan, seed=torch.initial_seed()).to(device)  # as the peers, by torch.manual_seed
         self.model.use_attention(device, compute_dtype(device))
         self.optimizer = make_optimizer(self.model, config)
-        self.gradients = Gradients(self.model, compile=compile, device=device)
+        self.gradients = Gradients(self.model, device=device)
 
     def update(self, step: int, tokens: Tensor, targets: Tensor) -> None:
         loss = self.gradients(tokens[None], targets[None])
@@ -60,13 +60,11 @@ class Ours:
 class NanoGPT:
     """nanoGPT's model and optimizer, with the curve of its train.py: warm-up, then half a cosine down to a tenth."""
 
-    def __init__(
-        self, folder: Path, plan: Plan, rate: float, steps: int, device: torch.device, *, compile: bool
-    ) -> None:
+    def __init__(self, folder: Path, plan: Plan, rate: float, steps: int, device: torch.device) -> None:
         self.config, self.steps, self.device = OptimizerConfig(lr=rate), steps, device
         self.model = nanogpt_model(folder, plan).to(device)
         self.optimizer = self.model.configure_optimizers(0.1, rate, (0.9, 0.95), device.type)
-        self.forward = torch.compile(self.model) if compile else self.model
+        self.forward = torch.compile(self.model) if device.type == "cuda" else self.model
 
     def update(self, step: int, tokens: Tensor, targets: Tensor) -> None:
         for group in self.optimizer.param_groups:
@@ -92,9 +90,7 @@ class Baseline:
     exchanged for ours, its processes for one, and all its rates are multiplied by one factor.
     """
 
-    def __init__(
-        self, folder: Path, plan: Plan, factor: float, steps: int, device: torch.device, *, compile: bool
-    ) -> None:
+    def __init__(self, folder: Path, plan: Plan, factor: float, steps: int, device: torch.device) -> None:
         source = _baseline_source(folder)
         module = ModuleType("modded_nanogpt_baseline")
         sys.modules[module.__name__] = module  # the compiler looks it up
@@ -104,7 +100,7 @@ class Baseline:
             get_world_size=lambda: 1, get_rank=lambda: 0, all_gather=lambda parts, own: None
         )
         parts = _between(source, "class RMSNorm", "#" * 40 + "\n#                Setup")
-        exec(parts if compile else parts.replace("@torch.compile\n", ""), names)
+        exec(parts if device.type == "cuda" else parts.replace("@torch.compile\n", ""), names)
         self.model = names["GPT"](plan.vocabulary, len(plan.layers), plan.width).to(device)
         names.update(model=self.model, train_steps=steps)
         setting = _between(
@@ -114,7 +110,7 @@ class Baseline:
         self.optimizers, self.set_rates = names["optimizers"], names["set_hparams"]
         for group in (group for optimizer in self.optimizers for group in optimizer.param_groups):
             group["initial_lr"] *= factor
-        if compile:
+        if device.type == "cuda":
             self.model.compile(dynamic=False)
 
     def update(self, step: int, tokens: Tensor, targets: Tensor) -> None:

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from meristem.bench.step import (
     TrainingStep,
-    block_graphs,
     check_minimums,
     cold_compiler,
+    pause_seconds,
     random_batches,
     step_seconds,
     step_times,
@@ -39,15 +39,15 @@ def with_heads(plan: Plan, heads: int) -> Plan:
 
 @cold_compiler()
 def compare_heads(
-    plan: Plan, device: torch.device, *, batch: int, steps: int, rounds: int, feed_every: int, compile: bool,
+    plan: Plan, device: torch.device, *, batch: int, steps: int, rounds: int, feed_every: int,
     say: Callable[[str], None],
 ) -> dict[str, Any]:  # fmt: skip
     """Everything that the growth of heads costs, measured in one run; ready for JSON."""
     check_minimums(("batch", batch, 1), ("steps", steps, 2), ("rounds", rounds, 2), ("feed_every", feed_every, 1))
     batches = random_batches(plan, device, batch)
     say("a model grows from one head to all of them in every layer")
-    grown, births = grow_all(plan, device, batches, compile=compile, say=say)
-    built = TrainingStep(plan, device, compile=compile)
+    grown, births = grow_all(plan, device, batches, say=say)
+    built = TrainingStep(plan, device)
     gate = measure_gate(built, batches, device, feed_every=feed_every, rounds=rounds)
     say(f"gauge: {gate['feed_milliseconds']:.1f} ms a feed, {gate['share']:.2%} of training")
     for step in (grown, built):  # the same weights in both: how fast a GPU is depends on what it multiplies
@@ -62,7 +62,7 @@ def compare_heads(
         "torch": torch.__version__,
         "settings": {
             "batch": batch, "context": plan.context, "heads": list(plan.heads), "head_dim": plan.head_dims[0],
-            "width": plan.width, "steps": steps, "rounds": rounds, "compile": compile,
+            "width": plan.width, "steps": steps, "rounds": rounds,
         },
         "births": births,
         "gate": gate,
@@ -75,15 +75,15 @@ def compare_heads(
 
 
 def grow_all(
-    plan: Plan, device: torch.device, batches: Iterator[tuple[Tensor, Tensor]], *, compile: bool,
-    say: Callable[[str], None],
-) -> tuple[TrainingStep, dict[str, Any]]:  # fmt: skip
+    plan: Plan, device: torch.device, batches: Iterator[tuple[Tensor, Tensor]], *, say: Callable[[str], None]
+) -> tuple[TrainingStep, dict[str, Any]]:
     """A scripted growth from one head to the plan's, in every layer, birth by birth, and how long each holds up.
 
-    That is what a birth and the update after it, which is recorded, take more than the next one.
+    That is the time of the birth, and what the updates after it take more than usual ones.
     """
-    step = TrainingStep(with_heads(plan, 1), device, compile=compile)
+    step = TrainingStep(with_heads(plan, 1), device)
     first = step_seconds(step, batches, device)
+    step(*next(batches))  # recorded
     usual = min(step_seconds(step, batches, device) for _ in range(3))
     pauses: list[float] = []
     for heads in range(2, max(plan.heads) + 1):
@@ -92,15 +92,12 @@ def grow_all(
             newborn = newborn_head(step.model.plan.layers[layer], plan.width, None, seed=len(pauses))
             apply_edit(step.model, step.optimizer, AddHead(layer, newborn))
             step.changed(step.model)
-            step(*next(batches))
-            wait(device)
-            with_birth = time.perf_counter() - begin
-            pauses.append(with_birth - step_seconds(step, batches, device))
+            edited = time.perf_counter() - begin
+            pauses.append(edited + pause_seconds(step, batches, device))
         say(f"{heads} heads everywhere: {sum(pauses):.1f} s of pauses so far")
     return step, {
         "first_step_seconds": first, "first_step_with_one_head": usual, "births": len(pauses),
         "pauses": pauses, "longest_pause": max(pauses), "total_seconds": sum(pauses),
-        "block_graphs": block_graphs(compile),
     }  # fmt: skip
 
 
@@ -178,7 +175,7 @@ def heads_text(report: dict[str, Any]) -> str:
         (
             f"{report['device']}, torch {report['torch']}",
             f"{births['births']} births: {births['total_seconds']:.1f} s of pauses in all (longest "
-            f"{births['longest_pause']:.1f} s); {births['block_graphs']} block graphs",
+            f"{births['longest_pause']:.1f} s)",
             f"gauge in {len(report['settings']['heads'])} layers: {gate['feed_milliseconds']:.1f} ms a feed, "
             f"{gate['share']:+.2%} of training at one feed in {gate['feed_every']} steps "
             f"({gate['lowest']:+.2%} to {gate['highest']:+.2%}); {gate['statistics_megabytes']:.0f} MB of statistics",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import statistics
+import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -12,9 +13,9 @@ from torch import Tensor
 
 from meristem.bench.step import (
     TrainingStep,
-    block_graphs,
     check_minimums,
     cold_compiler,
+    pause_seconds,
     random_batches,
     step_seconds,
     step_times,
@@ -41,7 +42,7 @@ def grown_plans(plan: Plan, layers: tuple[int, ...], heads: tuple[int, ...], pas
 
 def compare_growth(
     plan: Plan, device: torch.device, *, layers: tuple[int, ...], heads: tuple[int, ...], passes: int, batch: int,
-    steps: int, rounds: int, compile: bool, say: Callable[[str], None],
+    steps: int, rounds: int, say: Callable[[str], None],
 ) -> dict[str, Any]:  # fmt: skip
     """Everything that growth costs, measured in one run; ready for JSON.
 
@@ -53,10 +54,10 @@ def compare_growth(
     if plan.classes is not None:
         raise InputError("classes", plan.classes, "loops grow by the entropy of causal attention, which a decoder has")
     plans = grown_plans(plan, layers, heads, passes)
-    births = measure_births(plan, device, layers, heads, passes, batch=batch, compile=compile)
+    births = measure_births(plan, device, layers, heads, passes, batch=batch)
     gc.collect()  # the model that grew is held by its own recording, whose memory may not go while another is made
     say(f"{len(births['pauses'])} births: {births['total_seconds']:.1f} s of pauses")
-    arms = {name: TrainingStep(arm_plan, device, compile=compile) for name, arm_plan in plans.items()}
+    arms = {name: TrainingStep(arm_plan, device) for name, arm_plan in plans.items()}
     times: dict[str, list[float]] = {name: [] for name in arms}
     batches = random_batches(plan, device, batch)
     for name, step in arms.items():
@@ -77,7 +78,7 @@ def compare_growth(
         "torch": torch.__version__,
         "settings": {
             "batch": batch, "context": plan.context, "layers": list(layers), "heads": list(heads), "steps": steps,
-            "rounds": rounds, "compile": compile,
+            "rounds": rounds,
         },
         "arms": _overheads(plans, times),
         "births": births,
@@ -102,27 +103,23 @@ def _overheads(plans: Mapping[str, Plan], rounds: Mapping[str, list[float]]) -> 
 
 @cold_compiler()
 def measure_births(
-    plan: Plan, device: torch.device, layers: tuple[int, ...], heads: tuple[int, ...], passes: int, *, batch: int,
-    compile: bool,
+    plan: Plan, device: torch.device, layers: tuple[int, ...], heads: tuple[int, ...], passes: int, *, batch: int
 ) -> dict[str, Any]:  # fmt: skip
-    """A scripted growth, birth by birth: how long each holds up training, and how many block graphs there are.
-
-    That is what the update after a birth, in which it is compiled and recorded, takes more than the one after that.
-    """
+    """A scripted growth, birth by birth: how long each holds up training."""
     policy = Sgt(ENDLESS, passes=passes, heads_per_layer=len(heads))
-    step = TrainingStep(policy.prepare(plan), device, compile=compile)
+    step = TrainingStep(policy.prepare(plan), device)
     batches = random_batches(plan, device, batch)
     first = step_seconds(step, batches, device)
     pauses = []
     for layer in layers:
         for number in range(1, passes + 1):
+            begin = time.perf_counter()
             apply_edit(step.model, step.optimizer, LoopHeads(layer, heads, number))
             step.changed()
-            with_birth, without = (step_seconds(step, batches, device) for _ in range(2))
-            pauses.append({"layer": layer, "passes": number, "seconds": with_birth - without})
+            seconds = time.perf_counter() - begin + pause_seconds(step, batches, device)
+            pauses.append({"layer": layer, "passes": number, "seconds": seconds})
     return {
         "first_step_seconds": first, "pauses": pauses, "total_seconds": sum(p["seconds"] for p in pauses),
-        "block_graphs": block_graphs(compile), "allowed_block_graphs": passes + 2,
     }  # fmt: skip
 
 
@@ -170,8 +167,7 @@ def growth_text(report: dict[str, Any]) -> str:
     shares = ", ".join(f"{share:.2%} with {name}" for name, share in probe["share_of_5000_steps"].items())
     lines += [
         f"{len(births['pauses'])} births: {births['total_seconds']:.1f} s of pauses in all; first step "
-        f"{births['first_step_seconds']:.1f} s; {births['block_graphs']} block graphs "
-        f"(at most {births['allowed_block_graphs']})",
+        f"{births['first_step_seconds']:.1f} s",
         f"entropy probe: {probe['milliseconds']:.1f} ms; of a run of 5000 steps {shares}",
     ]
     return "\n".join(lines)

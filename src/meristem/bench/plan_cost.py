@@ -32,7 +32,7 @@ class PlanCost:
 
 
 def measure_plan(
-    plan: Plan, device: torch.device, batch_tokens: int, *, optimizer: OptimizerKind, recompute: bool, compile: bool,
+    plan: Plan, device: torch.device, batch_tokens: int, *, optimizer: OptimizerKind, recompute: bool,
     steps: int = 10,
 ) -> PlanCost:  # fmt: skip
     """Train a model of the plan for some steps of about `batch_tokens` random tokens, and let it write.
@@ -42,7 +42,7 @@ def measure_plan(
     batch = max(1, (batch_tokens if device.type == "cuda" else min(batch_tokens, CPU_TOKENS)) // plan.context)
     tokens = batch * plan.context
     check_memory(plan, tokens, batch, memory_of(device), optimizer=optimizer, recompute=recompute)
-    step = TrainingStep(plan, device, compile=compile, recompute=recompute, optimizer=optimizer)
+    step = TrainingStep(plan, device, recompute=recompute, optimizer=optimizer)
     found = measure("", step, plan, device, batch=batch, steps=steps, warmup=3)
     del step
     rate = share = None

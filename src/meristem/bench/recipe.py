@@ -118,17 +118,17 @@ class Arm:
 
 def arms_of(
     plan: Plan, config: OptimizerConfig, device: torch.device, *, nanogpt: Path | None, baseline: Path | None,
-    factors: Sequence[float], compile: bool,
+    factors: Sequence[float],
 ) -> list[Arm]:  # fmt: skip
     """nanoGPT and the public baseline where there are checkouts of them, and ours, each around its own usual rate."""
     arms = []
     if nanogpt is not None:
-        build = partial(NanoGPT, nanogpt, _twin(plan), device=device, compile=compile)
+        build = partial(NanoGPT, nanogpt, _twin(plan), device=device)
         arms.append(Arm("nanoGPT", tuple(6e-4 * factor for factor in factors), build))
     if baseline is not None:
-        theirs = partial(Baseline, baseline, _twin(plan), device=device, compile=compile)
+        theirs = partial(Baseline, baseline, _twin(plan), device=device)
         arms.append(Arm("baseline", tuple(factors), theirs))
-    own = partial(_ours, plan, config, device=device, compile=compile)
+    own = partial(_ours, plan, config, device=device)
     return [*arms, Arm("meristem", tuple(config.rate * factor for factor in factors), own)]
 
 
@@ -138,10 +138,8 @@ def _twin(plan: Plan) -> Plan:
     return Plan.from_heads(heads, width=plan.width, vocabulary=plan.vocabulary, context=plan.context)
 
 
-def _ours(
-    plan: Plan, config: OptimizerConfig, rate: float, steps: int, *, device: torch.device, compile: bool
-) -> Contender:
-    return Ours(plan, replace(config, lr=rate), steps, device, compile=compile)
+def _ours(plan: Plan, config: OptimizerConfig, rate: float, steps: int, *, device: torch.device) -> Contender:
+    return Ours(plan, replace(config, lr=rate), steps, device)
 
 
 def compare_recipes(

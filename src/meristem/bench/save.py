@@ -35,12 +35,10 @@ class SaveResult:
     updates: int  # made while it was written
 
 
-def compare_saves(
-    plan: Plan, device: torch.device, *, batch: int, rounds: int, folder: Path, compile: bool
-) -> dict[str, Any]:
+def compare_saves(plan: Plan, device: torch.device, *, batch: int, rounds: int, folder: Path) -> dict[str, Any]:
     """Measure both kinds in turn, `rounds` times over; ready for JSON."""
     check_minimums(("batch", batch, 1), ("rounds", rounds, 1))
-    step, batches = TrainingStep(plan, device, compile=compile), random_batches(plan, device, batch)
+    step, batches = TrainingStep(plan, device), random_batches(plan, device, batch)
     _pace(step, batches, WARMUP, device)
     pace = _pace(step, batches, TIMED, device)
     results = []
@@ -51,7 +49,7 @@ def compare_saves(
             results.append(_beside(step, batches, Path(place), number, pace, device))
     return {
         "device": describe_device(device), "torch": torch.__version__, "parameters": plan.parameters,
-        "settings": {"batch": batch, "context": plan.context, "compile": compile},
+        "settings": {"batch": batch, "context": plan.context},
         "update": 1e3 * pace, "results": [asdict(result) for result in results],
     }  # fmt: skip
 

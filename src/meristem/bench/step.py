@@ -12,7 +12,6 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
-from torch._dynamo.eval_frame import _debug_get_cache_entry_list
 from torch._inductor.utils import fresh_cache
 
 from meristem.bench.peers import nanogpt_model
@@ -21,7 +20,6 @@ from meristem.config import OptimizerConfig
 from meristem.devices import autocast, compute_dtype, peak_flops
 from meristem.limits import check_integer
 from meristem.model import Classifier, Decoder
-from meristem.model.transformer import Regions
 from meristem.plan import Plan
 from meristem.training.averaging import update_average
 from meristem.training.gradients import Gradients
@@ -50,15 +48,15 @@ class TrainingStep:
     """A model of the plan with the step that `meristem train` runs, without its bookkeeping."""
 
     def __init__(
-        self, plan: Plan, device: torch.device, *, attention: str = "auto", compile: bool, recompute: bool = False,
-        average: float = 0.0, optimizer: OptimizerKind = "adamw",
+        self, plan: Plan, device: torch.device, *, attention: str = "auto", compile: bool = False,
+        recompute: bool = False, average: float = 0.0, optimizer: OptimizerKind = "adamw",
     ) -> None:  # fmt: skip
         self.average = average
         self.model = (Decoder(plan) if plan.classes is None else Classifier(plan)).to(device)
         self.kernels = self.model.use_attention(device, compute_dtype(device), attention)
         self.config = OptimizerConfig(kind=optimizer)
         self.optimizer = make_optimizer(self.model, self.config)
-        self.gradients = Gradients(self.model, compile=compile, device=device, recompute=recompute)
+        self.gradients = Gradients(self.model, device=device, compile=compile, recompute=recompute)
 
     def __call__(self, tokens: Tensor, targets: Tensor) -> Tensor:
         loss = self.gradients(tokens[None], targets[None])
@@ -80,11 +78,14 @@ def meristem_step(plan: Plan, device: torch.device, *, attention: str, compile: 
     return step, step.kernels
 
 
-def nanogpt_step(folder: Path, plan: Plan, device: torch.device, *, compile: bool) -> Step:
-    """nanoGPT's model and optimizer step, as its train.py does them, from a checkout of karpathy/nanoGPT."""
+def nanogpt_step(folder: Path, plan: Plan, device: torch.device) -> Step:
+    """nanoGPT's model and optimizer step, as its train.py does them, from a checkout of karpathy/nanoGPT.
+
+    On a GPU it is compiled, which is its default.
+    """
     model = nanogpt_model(folder, plan).to(device)
     optimizer = model.configure_optimizers(0.1, 6e-4, (0.9, 0.95), device.type)
-    forward = torch.compile(model) if compile else model
+    forward = torch.compile(model) if device.type == "cuda" else model
 
     def step(tokens: Tensor, targets: Tensor) -> Tensor:
         with autocast(device):
@@ -159,12 +160,22 @@ def _cpu_times(step: Step, batches: Iterator[tuple[Tensor, Tensor]], steps: int)
     return times, loss
 
 
-def step_seconds(step: Step, batches: Iterator[tuple[Tensor, Tensor]], device: torch.device) -> float:
-    """How long one step holds up the host, until the device is done."""
+def step_seconds(step: Step, batches: Iterator[tuple[Tensor, Tensor]], device: torch.device, count: int = 1) -> float:
+    """How long some steps hold up the host, until the device is done."""
     begin = time.perf_counter()
-    step(*next(batches))
+    for _ in range(count):
+        step(*next(batches))
     wait(device)
     return time.perf_counter() - begin
+
+
+def pause_seconds(step: Step, batches: Iterator[tuple[Tensor, Tensor]], device: torch.device) -> float:
+    """What a change of the model costs: how much longer its next two updates take than the two after them.
+
+    The first of them compiles what kernels are new, and the second is recorded.
+    """
+    with_change, without = (step_seconds(step, batches, device, 2) for _ in range(2))
+    return with_change - without
 
 
 @contextmanager
@@ -176,11 +187,6 @@ def cold_compiler() -> Iterator[None]:
             yield
     finally:
         torch._dynamo.reset()  # what was compiled lay in the folder that is gone now
-
-
-def block_graphs(compile: bool) -> int:
-    """How many graphs of blocks there are."""
-    return len(_debug_get_cache_entry_list(Regions().block.__code__)) if compile else 0
 
 
 def check_minimums(*limits: tuple[str, int, int]) -> None:

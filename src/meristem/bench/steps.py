@@ -56,7 +56,7 @@ def compare_steps(
     if nanogpt is not None:
         heads = [max(first.heads)] * len(first.layers)
         twin = Plan.from_heads(heads, width=first.width, vocabulary=first.vocabulary, context=first.context)
-        arms.append(partial(_nanogpt, nanogpt, twin, device, compile, timing))
+        arms.append(partial(_nanogpt, nanogpt, twin, device, timing))
     for name, plan in plans.items():
         for wanted in attention:
             label = name if len(attention) == 1 else f"{name}, {wanted}"
@@ -82,8 +82,8 @@ def compare_steps(
     }
 
 
-def _nanogpt(folder: Path, plan: Plan, device: torch.device, compile: bool, timing: dict[str, Any]) -> StepResult:
-    return measure("nanoGPT", nanogpt_step(folder, plan, device, compile=compile), plan, device, **timing)
+def _nanogpt(folder: Path, plan: Plan, device: torch.device, timing: dict[str, Any]) -> StepResult:
+    return measure("nanoGPT", nanogpt_step(folder, plan, device), plan, device, **timing)
 
 
 def _ours(

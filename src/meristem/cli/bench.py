@@ -24,7 +24,6 @@ Vocabulary = Annotated[int, typer.Option(help="Vocabulary size.")]
 Context = Annotated[int, typer.Option(help="Context length.")]
 Batch = Annotated[int, typer.Option(help="Sequences per step.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
-Compile = Annotated[bool | None, typer.Option(help="torch.compile; on a GPU if not given.")]
 
 
 def _place_of(out: Path | None) -> Path | None:
@@ -64,7 +63,7 @@ def bench_step(
     nanogpt: Annotated[Path | None, typer.Option(help="A checkout of karpathy/nanoGPT to measure beside.")] = None,
     train: Annotated[bool, typer.Option("--train", help="Also all of `meristem train`, with data and logs.")] = False,
     device: Device = "auto",
-    compile: Compile = None,
+    compile: Annotated[bool, typer.Option("--compile", help="Our blocks by torch.compile.")] = False,
     out: Out = None,
 ) -> None:
     """Time of a whole training step (forward, backward, update), schedule by schedule, in one run."""
@@ -86,7 +85,7 @@ def bench_step(
         reports[name] = compare_steps(
             {s: Plan.scheduled(s, **shape, vocabulary=vocabulary, context=context) for s in schedules.split(",")},
             place, attention=attention.split(","), nanogpt=nanogpt, train=train, batch=size.batch, steps=steps,
-            warmup=warmup, rounds=rounds, compile=place.type == "cuda" if compile is None else compile,
+            warmup=warmup, rounds=rounds, compile=compile,
             say=lambda text: print(text, file=sys.stderr, flush=True),
         )  # fmt: skip
         print(results_text(reports[name]), flush=True)
@@ -117,7 +116,6 @@ def bench_growth(
     steps: Annotated[int, typer.Option(help="Timed steps of an arm in a round.")] = 10,
     rounds: Annotated[int, typer.Option(help="Rounds over all arms.")] = 6,
     device: Device = "auto",
-    compile: Compile = None,
     out: Out = None,
 ) -> None:
     """What growth costs: step time with loops, pauses at births, what is measured; in one run."""
@@ -133,14 +131,13 @@ def bench_growth(
     )
     common: dict[str, Any] = {
         "batch": batch, "steps": steps, "rounds": rounds,
-        "compile": place.type == "cuda" if compile is None else compile,
         "say": lambda text: print(text, file=sys.stderr, flush=True),
     }  # fmt: skip
     if policy == "incrt":
         report = compare_heads(plan, place, feed_every=feed_every, **common)
         print(heads_text(report))
     elif policy == "stack":
-        few = {key: common[key] for key in ("batch", "steps", "compile")}
+        few = {key: common[key] for key in ("batch", "steps")}
         report = measure_stack(plan, place, start_layers=layers // 2, **few)
         print(stack_text(report))
     else:
@@ -174,7 +171,6 @@ def bench_recipe(
     windows: Annotated[int, typer.Option(help="Held-out windows.")] = 256,
     seed: Annotated[int, typer.Option(help="Seed of the trial of rates; what is compared has the next one.")] = 0,
     device: Device = "auto",
-    compile: Compile = None,
     out: Out = None,
 ) -> None:
     """Loss against seconds of whole trainings: nanoGPT, a public baseline and ours, each at its best rate."""
@@ -192,7 +188,6 @@ def bench_recipe(
     plan = initial_plan(own, found)
     arms = arms_of(
         plan, own.optimizer, place, nanogpt=nanogpt, baseline=baseline, factors=positive_numbers("factors", factors),
-        compile=place.type == "cuda" if compile is None else compile,
     )  # fmt: skip
     report = compare_recipes(
         arms, found, plan, place, steps=steps, batch_size=batch, looks=looks, windows=windows, seed=seed,
@@ -213,7 +208,6 @@ def bench_save(
     rounds: Annotated[int, typer.Option(help="Saves of each kind.")] = 4,
     folder: Annotated[Path, typer.Option(help="Folder for the checkpoints, which are removed.")] = Path("runs/bench"),
     device: Device = "auto",
-    compile: Compile = None,
     out: Out = None,
 ) -> None:
     """How long a save holds up training, in the way of the updates and beside them; in one run."""
@@ -225,7 +219,6 @@ def bench_save(
     plan = Plan.uniform(layers=layers, width=width, heads=heads, vocabulary=vocabulary, context=context)
     report = compare_saves(
         plan, place, batch=batch, rounds=rounds, folder=folder,
-        compile=place.type == "cuda" if compile is None else compile,
     )  # fmt: skip
     print(saves_text(report))
     _write_json(report, out)

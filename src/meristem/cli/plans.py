@@ -152,7 +152,6 @@ def _measured(plan: Plan, batch_tokens: int, device: str, options: TrainingOptio
     print(f"measuring on {place}, steps of about {batch_tokens:,} tokens (--batch-tokens)", file=sys.stderr, flush=True)
     return measure_plan(
         plan, place, batch_tokens, optimizer=options["optimizer"], recompute=options["recompute"],
-        compile=place.type == "cuda",
     )  # fmt: skip
 
 

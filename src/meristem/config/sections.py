@@ -86,7 +86,7 @@ class TrainConfig:
     micro_batch: int | None = None  # sequences per forward pass and process; all at once if not given
     seed: int = 0  # initial weights
     device: str = "auto"
-    compile: bool | None = None  # on a GPU if not given
+    compile: bool = False  # blocks by torch.compile; our own kernels are as fast, and births need no new ones
     attention: Attention = "auto"
     parallel: Parallel = "ddp"  # under torchrun: every process has the whole model, or (fsdp) its part of it
     max_skipped: int = 10  # updates with non-finite loss or gradient in a row that are taken for divergence

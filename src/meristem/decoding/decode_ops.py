@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear, rms_norm, scaled_dot_product_attention, silu
+from torch.nn.functional import linear, rms_norm, scaled_dot_product_attention
 
 from meristem.model.block import NORM_EPS
+from meristem.model.fused import swiglu
 from meristem.model.operators import accum_dtype, use_triton
 
 FEW_ROWS = 4  # up to so many texts at once a product is a matter of reading its weight, which one kernel does best
@@ -35,10 +36,10 @@ def norm_swiglu(x: Tensor, branch: Tensor, gate_up: Tensor) -> tuple[Tensor, Ten
     """The residual sum x + branch (B, d), and silu(gate) * up, (B, f), of its norm through `gate_up` (2 f, d)."""
     if not use_triton(x):
         total, normed = _add_norm(x, branch, gate_up.dtype)
-        gate, up = linear(normed, gate_up).chunk(2, dim=-1)
-        return total, silu(gate) * up
-    from meristem.decoding.triton_decode import norm_swiglu_matvec, swiglu_kernel
-    from meristem.model.triton_kernels import add_norm_kernel
+        hidden: Tensor = swiglu(linear(normed, gate_up))
+        return total, hidden
+    from meristem.decoding.triton_decode import norm_swiglu_matvec
+    from meristem.model.triton_kernels import add_norm_kernel, swiglu_kernel
 
     if x.shape[0] <= FEW_ROWS:
         return norm_swiglu_matvec(x, branch, gate_up, NORM_EPS)
@@ -85,4 +86,4 @@ def attend_(
     read = scaled_dot_product_attention(
         packed[:, :heads, None], keys, values, attn_mask=mask, enable_gqa=heads != keys.shape[1]
     )
-    return read.view(batch, heads * dim)
+    return read.reshape(batch, heads * dim)

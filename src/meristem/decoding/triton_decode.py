@@ -89,27 +89,6 @@ def matvec(x: Tensor, weight: Tensor) -> Tensor:
     return _launch_matvec(x, None, weight, weight.shape[0], 0.0)[1]
 
 
-# --- SwiGLU ----------------------------------------------------------------------------------------------------------
-
-
-@triton.jit
-def _swiglu(gate_up, hidden, width, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    row = tl.program_id(0).to(tl.int64)
-    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = at < width
-    gate = tl.load(gate_up + row * 2 * width + at, mask=inside, other=0.0).to(tl.float32)
-    up = tl.load(gate_up + row * 2 * width + width + at, mask=inside, other=0.0).to(tl.float32)
-    tl.store(hidden + row * width + at, (gate * tl.sigmoid(gate) * up).to(hidden.dtype.element_ty), mask=inside)
-
-
-def swiglu_kernel(gate_up: Tensor) -> Tensor:
-    rows, width = gate_up.shape[0], gate_up.shape[1] // 2
-    hidden = torch.empty(rows, width, dtype=gate_up.dtype, device=gate_up.device)
-    block = min(1024, triton.next_power_of_2(width))
-    _swiglu[(rows, triton.cdiv(width, block))](gate_up.contiguous(), hidden, width, BLOCK=block, num_warps=4)
-    return hidden
-
-
 # --- attention of the newest token ----------------------------------------------------------------------------------
 #
 # One program for each text and head, which turns the query and the new key by itself. Where these are too few to fill

@@ -105,22 +105,21 @@ class Attention(nn.Module):
     def forward(
         self,
         x: Tensor,
+        gain: Tensor,
         rope: RotaryPair,
         view: View = View(),  # noqa: B008  (immutable)
-        gain: Tensor | None = None,
     ) -> Tensor:
-        """Attention over x with all heads; `gain` (d,) is that of the norm which has made x."""
-        return self.attend(*self.project(x, rope, gain), self.out.weight, view)
+        """Attention with all heads over a norm x (B, T, d), whose gain is (d,)."""
+        return self.attend(*self.project(x, gain, rope), self.out.weight, view)
 
     def project(
-        self, x: Tensor, rope: RotaryPair, gain: Tensor | None, looped: LoopedHeads | None = None
+        self, x: Tensor, gain: Tensor, rope: RotaryPair, looped: LoopedHeads | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Rotated queries and keys, and values, each (B, T, its heads, head dim), of all heads or the looped ones."""
-        heads, kv_heads = self.layer.heads, self.layer.kv_heads
-        weight = self.qkv.weight
+        heads, kv_heads, weight = self.layer.heads, self.layer.kv_heads, self.qkv.weight
         if looped is not None:
             heads, kv_heads, weight = looped.heads, looped.heads, looped.qkv
-        return project_heads(x, weight if gain is None else weight * gain, *rope, heads=heads, kv_heads=kv_heads)
+        return project_heads(x, weight, gain, *rope, heads=heads, kv_heads=kv_heads)
 
     def attend(self, queries: Tensor, keys: Tensor, values: Tensor, out: Tensor, view: View) -> Tensor:
         """What heads, each (B, T, heads, head dim), write through `out` (d, heads e) to the stream, (B, T, d)."""

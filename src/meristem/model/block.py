@@ -13,7 +13,7 @@ from torch.nn.functional import linear
 
 from meristem.model.attention import Attention, View
 from meristem.model.cache import CacheSlot
-from meristem.model.fused import add_norm, swiglu_linear
+from meristem.model.fused import add_norm, swiglu_feed_forward
 from meristem.model.fused_loops import follow_heads, gated, gated_linear, norm_project_heads
 from meristem.model.rotary import RotaryPair
 from meristem.plan import LayerPlan
@@ -70,7 +70,7 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Tensor, gain: Tensor) -> Tensor:
         """The update (B, T, d) that follows from a norm x (B, T, d) whose gain is (d,)."""
-        return swiglu_linear(linear(x, self.gate_up.weight * gain), self.down.weight)
+        return swiglu_feed_forward(x, self.gate_up.weight, gain, self.down.weight)
 
 
 class Block(nn.Module):
@@ -103,7 +103,7 @@ class Block(nn.Module):
         `slots` has a cache for each pass, and `watch` is shown each of them.
         """
         x, normed = self.attention_norm(x, branch)
-        branch = self.attention(normed, rope, _of_pass(view, 0, x, slots, watch), self.attention_norm.weight)
+        branch = self.attention(normed, self.attention_norm.weight, rope, _of_pass(view, 0, x, slots, watch))
         stream: tuple[Tensor, ...] = (x, branch)
         if self.attention.passes and slots is None and watch is None:
             stream = self._loops(x, branch, rope, gates, view)
@@ -121,7 +121,7 @@ class Block(nn.Module):
         for number in range(1, 1 + attention.passes):
             x, normed = self.attention_norm(x, branch)
             out = looped.gated_out(None if gates is None else gates[number - 1])
-            heads = attention.project(normed, rope, self.attention_norm.weight, looped)
+            heads = attention.project(normed, self.attention_norm.weight, rope, looped)
             branch = attention.attend(*heads, out, _of_pass(view, number, x, slots, watch))
         return x, branch
 

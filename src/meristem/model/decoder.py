@@ -17,7 +17,8 @@ from meristem.plan import Plan
 
 
 def _vocabulary_loss(norm: Norm, embedding: nn.Embedding, x: Tensor, branch: Tensor, targets: Tensor) -> Tensor:
-    return linear_cross_entropy(norm(x, branch)[1].flatten(0, 1), embedding.weight * norm.weight, targets.flatten())
+    hidden = norm(x, branch)[1].flatten(0, 1)
+    return linear_cross_entropy(hidden, embedding.weight, targets.flatten(), gain=norm.weight)
 
 
 class Decoder(Transformer):

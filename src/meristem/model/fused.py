@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -51,6 +51,63 @@ def _check_targets(targets: Tensor, vocabulary: int) -> None:
     if len(outside):
         expected = f"must be from 0 to {vocabulary - 1}, or {IGNORE} where nothing is to be predicted"
         raise InputError("targets", int(outside[0]), expected)
+
+
+# --- gains of norms ---------------------------------------------------------------------------------------------------
+#
+# A norm leaves its gain to the product that reads it, whose weight is far smaller than the stream.
+
+
+@operator("fold_gain")
+def fold_gain(weight: Tensor, gain: Tensor, dtype: torch.dtype) -> Tensor:
+    """weight (m, d) times the gain (d,) of the norm that it reads, rounded to `dtype` once."""
+    if use_triton(weight):
+        from meristem.model.triton_kernels import fold_gain_kernel
+
+        return fold_gain_kernel(weight, gain, dtype)
+    return (weight * gain).to(dtype)
+
+
+@fold_gain.register_fake
+def _(weight: Tensor, gain: Tensor, dtype: torch.dtype) -> Tensor:
+    return torch.empty_like(weight, dtype=dtype)
+
+
+@operator("fold_gain_backward")
+def fold_gain_backward(grad: Tensor, weight: Tensor, gain: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradients of weight (m, d) and gain (d,) from that of their product."""
+    if use_triton(weight):
+        from meristem.model.triton_kernels import fold_gain_backward_kernel
+
+        return fold_gain_backward_kernel(grad, weight, gain)
+    precise = grad.to(weight.dtype)
+    return precise * gain, (precise * weight).sum(0)
+
+
+@fold_gain_backward.register_fake
+def _(grad: Tensor, weight: Tensor, gain: Tensor) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(weight), torch.empty_like(gain)
+
+
+class Folded(NamedTuple):
+    """What the product of a norm and a weight keeps for backward: the weight, its gain, and the two folded.
+
+    In a sharded model these have the products' dtype already, and the whole weight comes back for backward: there the
+    folded one, which is as large, is not kept but made again.
+    """
+
+    weight: Tensor
+    gain: Tensor
+    kept: Tensor | None
+
+    @staticmethod
+    def of(weight: Tensor, gain: Tensor, dtype: torch.dtype) -> tuple[Tensor, Folded]:
+        """The folded weight in `dtype`, and what to keep of it."""
+        cast = fold_gain(weight, gain, dtype)
+        return cast, Folded(weight, gain, None if weight.dtype == dtype else cast)
+
+    def again(self, dtype: torch.dtype) -> Tensor:
+        return fold_gain(self.weight, self.gain, dtype) if self.kept is None else self.kept
 
 
 # --- heads -------------------------------------------------------------------------------------------------------
@@ -120,32 +177,33 @@ class _ProjectHeads(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, cos: Tensor, sin: Tensor, heads: int, kv_heads: int
+        ctx: Any, x: Tensor, weight: Tensor, gain: Tensor, cos: Tensor, sin: Tensor, heads: int, kv_heads: int
     ) -> tuple[Tensor, Tensor, Tensor]:
-        cast = weight.to(x.dtype)
+        cast, folded = Folded.of(weight, gain, x.dtype)
         packed = (x @ cast.T).unflatten(-1, (heads + 2 * kv_heads, -1))
         rotated = heads + kv_heads
         rotate_heads_(packed, cos, sin, rotated)
-        ctx.save_for_backward(x, cast, cos, sin)
-        ctx.weight_dtype = weight.dtype
+        ctx.save_for_backward(x, *folded, cos, sin)
         return packed[:, :, :heads], packed[:, :, heads:rotated], packed[:, :, rotated:]
 
     @staticmethod
     def backward(ctx: Any, dq: Tensor, dk: Tensor, dv: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, cos, sin = ctx.saved_tensors
+        x, *parts, cos, sin = ctx.saved_tensors
+        folded = Folded(*parts)
         packed = rotate_heads_backward(dq, dk, dv, cos, sin).flatten(2)
-        weight_grad = packed.flatten(0, 1).T @ x.flatten(0, 1)
-        return packed @ weight, weight_grad.to(ctx.weight_dtype), None, None, None, None
+        product_grad = packed.flatten(0, 1).T @ x.flatten(0, 1)
+        grads = fold_gain_backward(product_grad, folded.weight, folded.gain)
+        return packed @ folded.again(x.dtype), *grads, None, None, None, None
 
 
 def project_heads(
-    x: Tensor, weight: Tensor, cos: Tensor, sin: Tensor, heads: int, kv_heads: int
+    x: Tensor, weight: Tensor, gain: Tensor, cos: Tensor, sin: Tensor, heads: int, kv_heads: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Rotated queries and keys, and values, (B, T, their heads, dim), of x (B, T, d).
+    """Rotated queries and keys, and values, (B, T, their heads, dim), of a norm x (B, T, d) with its gain (d,).
 
     The rows of `weight` are ordered queries, keys, values, head by head; computed in the dtype of x.
     """
-    parts: tuple[Tensor, Tensor, Tensor] = _ProjectHeads.apply(x, weight, cos, sin, heads, kv_heads)
+    parts: tuple[Tensor, Tensor, Tensor] = _ProjectHeads.apply(x, weight, gain, cos, sin, heads, kv_heads)
     return parts
 
 
@@ -255,6 +313,22 @@ def add_norm(x: Tensor, branch: Tensor, eps: float, second: Tensor | None = None
 # --- SwiGLU ----------------------------------------------------------------------------------------------------------
 
 
+@operator("swiglu")
+def swiglu(gate_up: Tensor) -> Tensor:
+    """silu(gate) * up, (N, f), of gate_up (N, 2 f)."""
+    if use_triton(gate_up):
+        from meristem.model.triton_kernels import swiglu_kernel
+
+        return swiglu_kernel(gate_up)
+    gate, up = gate_up.chunk(2, dim=-1)
+    return silu(gate).mul_(up)
+
+
+@swiglu.register_fake
+def _(gate_up: Tensor) -> Tensor:
+    return gate_up.new_empty(gate_up.shape[0], gate_up.shape[1] // 2)
+
+
 @operator("swiglu_backward")
 def swiglu_backward(gate_up: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
     """The gradient of gate_up (N, 2 f) from that of y = silu(gate) * up, (N, f); and y again, which was not kept."""
@@ -277,25 +351,30 @@ def _(gate_up: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
     return torch.empty_like(gate_up), torch.empty_like(grad)
 
 
-class _SwigluLinear(torch.autograd.Function):
-    """silu(gate) * up, times a weight; the hidden product is formed again in backward instead of being kept."""
+class _SwigluFeedForward(torch.autograd.Function):
+    """Of what lies between the two products only gate and up are kept; the hidden layer is formed again in backward."""
 
     @staticmethod
-    def forward(ctx: Any, gate_up: Tensor, weight: Tensor) -> Tensor:
-        gate, up = gate_up.chunk(2, dim=-1)
-        cast = weight.to(gate_up.dtype)
-        ctx.save_for_backward(gate_up, cast)
-        ctx.weight_dtype = weight.dtype
-        return silu(gate).mul_(up) @ cast.T
+    def forward(ctx: Any, x: Tensor, weight: Tensor, gain: Tensor, down: Tensor) -> Tensor:
+        cast, folded = Folded.of(weight, gain, x.dtype)
+        gate_up, cast_down = x @ cast.T, down.to(x.dtype)
+        ctx.save_for_backward(x, gate_up, *folded, cast_down)
+        ctx.down_dtype = down.dtype
+        return swiglu(gate_up) @ cast_down.T
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
-        gate_up, weight = ctx.saved_tensors
-        gate_up_grad, hidden = swiglu_backward(gate_up, grad @ weight)
-        return gate_up_grad, product_in(grad.T, hidden, ctx.weight_dtype)
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:
+        x, gate_up, *parts, down = ctx.saved_tensors
+        folded = Folded(*parts)
+        gate_up_grad, hidden = swiglu_backward(gate_up, grad @ down)
+        grads = fold_gain_backward(gate_up_grad.T @ x, folded.weight, folded.gain)
+        return gate_up_grad @ folded.again(x.dtype), *grads, product_in(grad.T, hidden, ctx.down_dtype)
 
 
-def swiglu_linear(gate_up: Tensor, weight: Tensor) -> Tensor:
-    """(silu(gate) * up) @ weight.T for gate_up (..., 2 f) and weight (d, f); computed in the dtype of gate_up."""
-    rows: Tensor = _SwigluLinear.apply(gate_up.flatten(0, -2), weight)
-    return rows.unflatten(0, gate_up.shape[:-1])
+def swiglu_feed_forward(x: Tensor, weight: Tensor, gain: Tensor, down: Tensor) -> Tensor:
+    """(silu(gate) * up) @ down.T, (..., d), where gate and up are x @ (weight * gain).T, of a norm x (..., d).
+
+    weight is (2 f, d), gain (d,) and down (d, f); computed in the dtype of x.
+    """
+    rows: Tensor = _SwigluFeedForward.apply(x.flatten(0, -2), weight, gain, down)
+    return rows.unflatten(0, x.shape[:-1])

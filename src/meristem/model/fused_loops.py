@@ -104,6 +104,21 @@ def _(
     return torch.empty_like(packed), torch.empty_like(scale)
 
 
+@operator("through_norm")
+def _through_norm(total_grad: Tensor, product: Tensor, unit: Tensor, scale: Tensor, inner: Tensor) -> Tensor:
+    """total_grad + product * scale - unit * inner, the gradient of the stream (N, d); the factors are of rows, (N,)."""
+    if use_triton(total_grad):
+        from meristem.model.triton_loops import through_norm_kernel
+
+        return through_norm_kernel(total_grad, product, unit, scale, inner)
+    return (total_grad + product * scale[:, None] - unit * inner[:, None]).to(total_grad.dtype)
+
+
+@_through_norm.register_fake
+def _(total_grad: Tensor, product: Tensor, unit: Tensor, scale: Tensor, inner: Tensor) -> Tensor:
+    return torch.empty_like(total_grad)
+
+
 class _NormProjectHeads(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -129,10 +144,9 @@ class _NormProjectHeads(torch.autograd.Function):
         own = (None if grad is None else grad.flatten(0, 1) for grad in (packed_grad, scale_grad))
         heads_grad, inner = _unrotate(dq, dk, dv, packed.flatten(0, 1), scale, cos, sin, shape[-1], *own)
         rows = heads_grad.flatten(1)
-        # The compiler makes one pass of this sum and its rounding. Triton kernels that formed the product as well, so
-        # that it need not go through memory, were no faster than this (results/2026-11-15-growth-cost-narrow).
-        grad = total_grad.flatten(0, -2) + (rows @ weight) * scale[:, None] - unit * inner[:, None]
-        grad = grad.to(total_grad.dtype).view(shape)
+        # Triton kernels that formed the product as well, so that it need not go through memory, were no faster
+        # (results/2026-11-15-growth-cost-narrow).
+        grad = _through_norm(total_grad.flatten(0, -2), rows @ weight, unit, scale, inner).view(shape)
         weight_grad = (rows.T @ unit).to(ctx.weight_dtype)
         return grad, grad.to(ctx.branch_dtype), weight_grad, None, None, None, None, None
 

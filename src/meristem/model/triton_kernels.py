@@ -58,6 +58,24 @@ def cross_entropy_kernel_(logits: Tensor, targets: Tensor, scale: Tensor) -> Ten
 
 
 @triton.jit
+def _swiglu(gate_up, hidden, width, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < width
+    gate = tl.load(gate_up + row * 2 * width + at, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(gate_up + row * 2 * width + width + at, mask=inside, other=0.0).to(tl.float32)
+    tl.store(hidden + row * width + at, (gate * tl.sigmoid(gate) * up).to(hidden.dtype.element_ty), mask=inside)
+
+
+def swiglu_kernel(gate_up: Tensor) -> Tensor:
+    rows, width = gate_up.shape[0], gate_up.shape[1] // 2
+    hidden = torch.empty(rows, width, dtype=gate_up.dtype, device=gate_up.device)
+    block = min(1024, triton.next_power_of_2(width))
+    _swiglu[(rows, triton.cdiv(width, block))](gate_up.contiguous(), hidden, width, BLOCK=block, num_warps=4)
+    return hidden
+
+
+@triton.jit
 def _swiglu_backward(gate_up, grad, gate_up_grad, hidden, width, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -86,11 +104,11 @@ def swiglu_backward_kernel(gate_up: Tensor, grad: Tensor) -> tuple[Tensor, Tenso
 
 
 @triton.jit
-def tile_of(rows, HEADS: tl.constexpr, HALF: tl.constexpr, PART: tl.constexpr, BLOCK_M: tl.constexpr):  # type: ignore[no-untyped-def]
+def tile_of(rows, heads, HALF: tl.constexpr, PART: tl.constexpr, BLOCK_M: tl.constexpr):  # type: ignore[no-untyped-def]
     # Tokens m by pairs j of coordinates (i, i + HALF) of all heads, and which of them there are.
     m = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     j = tl.arange(0, PART)
-    return m, j, (m < rows)[:, None] & (j < HEADS * HALF)[None, :]
+    return m, j, (m < rows)[:, None] & (j < heads * HALF)[None, :]
 
 
 @triton.jit
@@ -125,12 +143,13 @@ def store_pair(at, x, y, inside, HALF: tl.constexpr):  # type: ignore[no-untyped
     tl.store(at + HALF, y.to(kind), mask=inside)
 
 
-@triton.jit
+# The number of heads is no constant of the kernel, so that a birth needs no new one.
+@triton.jit(do_not_specialize=["heads"])
 def _rotate(  # type: ignore[no-untyped-def]
-    source, result, cos, sin, rows, length, positions, source_batch, source_token, source_head, result_token,
-    HEADS: tl.constexpr, HALF: tl.constexpr, SIGN: tl.constexpr, PART: tl.constexpr, BLOCK_M: tl.constexpr,
+    source, result, cos, sin, rows, length, positions, source_batch, source_token, source_head, result_token, heads,
+    HALF: tl.constexpr, SIGN: tl.constexpr, PART: tl.constexpr, BLOCK_M: tl.constexpr,
 ):  # fmt: skip
-    m, j, inside = tile_of(rows, HEADS, HALF, PART, BLOCK_M)
+    m, j, inside = tile_of(rows, heads, HALF, PART, BLOCK_M)
     x, y = load_pair(strided(source, m, j, length, source_batch, source_token, source_head, HALF), inside, HALF)
     if SIGN != 0:
         c, s = load_rope(cos, sin, m, j, positions, inside, HALF)
@@ -152,8 +171,8 @@ def rotate_into(result: Tensor, source: Tensor, cos: Tensor, sin: Tensor, sign: 
     part, block = tile_shape(heads * dim // 2)
     _rotate[(triton.cdiv(batch * length, block),)](
         source, result, cos.contiguous(), sin.contiguous(), batch * length, length, cos.numel() // dim,
-        *source.stride()[:3], result.stride(1),
-        HEADS=heads, HALF=dim // 2, SIGN=sign, PART=part, BLOCK_M=block, num_warps=4,
+        *source.stride()[:3], result.stride(1), heads,
+        HALF=dim // 2, SIGN=sign, PART=part, BLOCK_M=block, num_warps=4,
     )  # fmt: skip
 
 
@@ -161,6 +180,56 @@ def tile_shape(pairs: int, size: int = 1024) -> tuple[int, int]:
     """Columns and rows of a tile that holds the pairs of some tokens, about `size` in all."""
     part = triton.next_power_of_2(pairs)
     return part, max(1, size // part)
+
+
+@triton.jit
+def _fold_gain(weight, gain, result, size, width, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < size
+    value = tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
+    value *= tl.load(gain + at % width, mask=inside, other=0.0).to(tl.float32)
+    tl.store(result + at, value.to(result.dtype.element_ty), mask=inside)
+
+
+def fold_gain_kernel(weight: Tensor, gain: Tensor, dtype: torch.dtype) -> Tensor:
+    weight = weight.contiguous()
+    result = torch.empty_like(weight, dtype=dtype)
+    size, block = weight.numel(), 2048
+    _fold_gain[(triton.cdiv(size, block),)](weight, gain, result, size, weight.shape[1], BLOCK=block, num_warps=8)
+    return result
+
+
+@triton.jit
+def _fold_gain_backward(  # type: ignore[no-untyped-def]
+    grad, weight, gain, weight_grad, sums, rows, width, ROWS: tl.constexpr, BLOCK: tl.constexpr, TURNS: tl.constexpr
+):
+    # A program has ROWS x BLOCK elements TURNS times over, and adds up its rows.
+    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < width
+    factor = tl.load(gain + at, mask=inside, other=0.0).to(tl.float32)[None, :]
+    total = tl.zeros((ROWS, BLOCK), tl.float32)
+    first = tl.program_id(0).to(tl.int64) * ROWS * TURNS
+    for turn in range(TURNS):
+        row = first + turn * ROWS + tl.arange(0, ROWS)
+        there = (row < rows)[:, None] & inside[None, :]
+        place = row[:, None] * width + at[None, :]
+        flow = tl.load(grad + place, mask=there, other=0.0).to(tl.float32)
+        total += flow * tl.load(weight + place, mask=there, other=0.0).to(tl.float32)
+        tl.store(weight_grad + place, (flow * factor).to(weight_grad.dtype.element_ty), mask=there)
+    tl.store(sums + tl.program_id(0) * width + at, tl.sum(total, 0), mask=inside)
+
+
+def fold_gain_backward_kernel(grad: Tensor, weight: Tensor, gain: Tensor) -> tuple[Tensor, Tensor]:
+    grad, weight = grad.contiguous(), weight.contiguous()
+    rows, width = weight.shape
+    block, held, turns = min(256, triton.next_power_of_2(width)), 8, 8
+    programs = triton.cdiv(rows, held * turns)
+    weight_grad = torch.empty_like(weight)
+    sums = torch.empty(programs, width, dtype=torch.float32, device=weight.device)
+    _fold_gain_backward[(programs, triton.cdiv(width, block))](
+        grad, weight, gain, weight_grad, sums, rows, width, ROWS=held, BLOCK=block, TURNS=turns, num_warps=4
+    )
+    return weight_grad, sums.sum(0).to(gain.dtype)
 
 
 @triton.jit

@@ -106,6 +106,29 @@ def unrotate_kernel(
 
 
 @triton.jit
+def _through_norm(total_grad, product, unit, scale, inner, result, width, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.arange(0, BLOCK)
+    inside = at < width
+    base = row * width + at
+    grad = tl.load(total_grad + base, mask=inside, other=0.0).to(tl.float32)
+    grad += tl.load(product + base, mask=inside, other=0.0).to(tl.float32) * tl.load(scale + row)
+    grad -= tl.load(unit + base, mask=inside, other=0.0).to(tl.float32) * tl.load(inner + row)
+    tl.store(result + base, grad.to(result.dtype.element_ty), mask=inside)
+
+
+def through_norm_kernel(total_grad: Tensor, product: Tensor, unit: Tensor, scale: Tensor, inner: Tensor) -> Tensor:
+    total_grad, product, unit = total_grad.contiguous(), product.contiguous(), unit.contiguous()
+    result = torch.empty_like(total_grad)
+    rows, width = total_grad.shape
+    block = triton.next_power_of_2(width)
+    _through_norm[(rows,)](
+        total_grad, product, unit, scale, inner, result, width, BLOCK=block, num_warps=warps_of(block)
+    )
+    return result
+
+
+@triton.jit
 def _follow(  # type: ignore[no-untyped-def]
     packed, change, read, scale, cos, sin, result, inverse, rows, positions, eps, width,
     HEADS: tl.constexpr, HALF: tl.constexpr, PART: tl.constexpr, BLOCK_M: tl.constexpr,

@@ -12,19 +12,30 @@ if TYPE_CHECKING:
 
 
 class RecordedStep:
-    """A recorded forward and backward of one micro-batch shape. A replay overwrites the gradients, it does not add."""
+    """A recorded forward and backward of one micro-batch shape. A replay overwrites the gradients, it does not add.
 
-    REST = 20  # updates
+    The first update of a model, and the first one after a change, is made without a recording: that compiles kernels
+    and lets libraries allocate their workspaces. The next one is recorded. Only where one change follows soon upon
+    another the model has to rest first, since a recording takes as long as an update or two.
+    """
+
+    REST = 10  # updates
 
     def __init__(self, gradients: Gradients) -> None:
         self.gradients = gradients
         self.recording: torch.cuda.CUDAGraph | None = None
         self.loss: Tensor | None = None
-        self.rest = 0  # updates until one is recorded
+        self.rest = 1  # updates before one is recorded
         self.stood = 0  # updates since the model has changed
 
+    def is_due(self) -> bool:
+        """Whether this update is recorded, or replayed; to be asked once for each."""
+        self.stood += 1
+        self.rest -= 1
+        return self.rest < 0
+
     def forget(self) -> None:
-        self.rest = 0 if self.stood >= self.REST else self.REST
+        self.rest = 1 if self.stood >= self.REST else self.REST
         self.stood = 0
         self.recording = self.loss = None
         self._clear()  # the gradients live in the recording's memory
@@ -46,12 +57,6 @@ class RecordedStep:
 
     def _record(self, tokens: Tensor, targets: Tensor, weight: float) -> None:
         self.tokens, self.targets = tokens.clone(), targets.clone()
-        aside = torch.cuda.Stream()
-        aside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(aside):  # compiles, and lets libraries allocate their workspaces
-            self._clear()
-            self.gradients.backward(self.tokens, self.targets, weight)
-        torch.cuda.current_stream().wait_stream(aside)
         self._clear()
         torch.cuda.empty_cache()  # the recording allocates from a pool of its own
         self.recording = torch.cuda.CUDAGraph()

@@ -19,20 +19,22 @@ from meristem.training.sharding import Sharded
 class Gradients:
     """Leaves the mean gradient over the micro-batches in the parameters' `.grad`.
 
-    With `graph`, forward and backward of a micro-batch are recorded once as a CUDA graph and then replayed, which
-    removes the gaps between some five hundred kernel launches. A model that has changed is recorded anew at once; only
-    where one change follows soon upon another it has to rest first, since a recording takes as long as several updates.
-    With `recompute` the activations of a block are not kept for the backward pass but computed again.
+    On a GPU, forward and backward of a micro-batch are recorded as a CUDA graph and then replayed, which removes the
+    gaps between some thousand kernel launches. Gradients that processes exchange are not recorded. With `recompute` the
+    activations of a block are not kept for the backward pass but computed again.
     """
 
-    def __init__(self, model: nn.Module, *, compile: bool, device: torch.device, recompute: bool = False) -> None:
+    def __init__(
+        self, model: nn.Module, *, device: torch.device, compile: bool = False, recompute: bool = False,
+        record: bool = True,
+    ) -> None:  # fmt: skip
         self.device = device
         self._follow(model)
         self.regions = compiled_regions() if compile else Regions()
         if recompute:
             self.regions = recomputed(self.regions)
         alone = not isinstance(model, DistributedDataParallel | Sharded)
-        self.graph = RecordedStep(self) if compile and device.type == "cuda" and alone else None
+        self.graph = RecordedStep(self) if record and device.type == "cuda" and alone else None
 
     def restructured(self, model: nn.Module | None = None) -> None:
         """Forget what was recorded, as the model has changed and that is no longer its forward pass.
@@ -51,11 +53,8 @@ class Gradients:
 
     def __call__(self, tokens: Tensor, targets: Tensor) -> Tensor:
         """tokens and targets (micro-batches, b, T) in; the mean loss out, still on the device."""
-        if self.graph is not None:
-            self.graph.stood += 1
-            if self.graph.rest == 0:
-                return self.graph.accumulate(tokens, targets)
-            self.graph.rest -= 1
+        if self.graph is not None and self.graph.is_due():
+            return self.graph.accumulate(tokens, targets)
         for parameter in self.parameters:
             parameter.grad = None
         count = len(tokens)

@@ -169,8 +169,8 @@ class Trainer:
         torch.manual_seed(config.train.seed)
         device, plan = peers.device, folder.plan  # as at the start: a checkpoint brings its own structure
         self.folder, self.config, self.peers = folder, config, peers
-        self.compiled = device.type == "cuda" if config.train.compile is None else config.train.compile
-        self.task = make_task(config, plan, data, fixed=self.compiled)
+        recorded = device.type == "cuda"
+        self.task = make_task(config, plan, data, fixed=recorded or config.train.compile)
         self.model = self.task.model(plan).to(device)
         self.kernels = self.model.use_attention(device, compute_dtype(device), config.train.attention)
         self.optimizer = make_optimizer(self.model, config.optimizer)
@@ -186,7 +186,9 @@ class Trainer:
         self.sharded = wrapped if isinstance(wrapped, Sharded) else None
         if self.grower is not None:
             self.grower.whole = self.whole
-        self.gradients = Gradients(wrapped, compile=self.compiled, device=device, recompute=config.train.recompute)
+        self.gradients = Gradients(
+            wrapped, device=device, compile=config.train.compile, recompute=config.train.recompute
+        )
         self.readings, self.clock = PendingReadings(), Clock()
         self.saver = Saver(folder.checkpoints, config.checkpoint.keep)
         self.tokens = self.targets = torch.empty(0)  # of the last update, (micro-batches, b, ...)
@@ -238,10 +240,10 @@ class Trainer:
             record.event(
                 "start" if self.begins else "resume", progress.step,
                 device=describe_device(self.peers.device), processes=self.peers.world, attention=self.kernels,
-                compile=self.compiled, torch=torch.__version__, meristem=__version__, plan=self.plan.digest,
+                compile=self.config.train.compile, torch=torch.__version__, meristem=__version__, plan=self.plan.digest,
             )  # fmt: skip
             kinds = " and ".join(dict.fromkeys(self.kernels))
-            compiled = ", compiled" if self.compiled else ""
+            compiled = ", compiled" if self.config.train.compile else ""
             display.note(f"{describe_device(self.peers.device)}; {kinds} attention{compiled}")
             if self.task.unmeasured is not None:
                 display.note(self.task.unmeasured)
