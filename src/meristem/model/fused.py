@@ -109,6 +109,15 @@ class Folded(NamedTuple):
     def again(self, dtype: torch.dtype) -> Tensor:
         return fold_gain(self.weight, self.gain, dtype) if self.kept is None else self.kept
 
+    def gradients(self, ctx: Any, grad: Tensor, x: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        """Those of weight and gain, the second and third input of a function, from that of its product with x (N, d).
+
+        Whoever asks what the loss wants of activations has frozen them: then there is nothing to compute.
+        """
+        if not any(ctx.needs_input_grad[1:3]):
+            return None, None
+        return fold_gain_backward(grad.T @ x, self.weight, self.gain)
+
 
 # --- heads -------------------------------------------------------------------------------------------------------
 
@@ -191,8 +200,7 @@ class _ProjectHeads(torch.autograd.Function):
         x, *parts, cos, sin = ctx.saved_tensors
         folded = Folded(*parts)
         packed = rotate_heads_backward(dq, dk, dv, cos, sin).flatten(2)
-        product_grad = packed.flatten(0, 1).T @ x.flatten(0, 1)
-        grads = fold_gain_backward(product_grad, folded.weight, folded.gain)
+        grads = folded.gradients(ctx, packed.flatten(0, 1), x.flatten(0, 1))
         return packed @ folded.again(x.dtype), *grads, None, None, None, None
 
 
@@ -216,9 +224,9 @@ class _WriteHeads(torch.autograd.Function):
         return x @ cast.T
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None]:
         x, weight = ctx.saved_tensors
-        return grad @ weight, product_in(grad.T, x, ctx.weight_dtype)
+        return grad @ weight, product_in(grad.T, x, ctx.weight_dtype) if ctx.needs_input_grad[1] else None
 
 
 def write_heads(x: Tensor, weight: Tensor) -> Tensor:
@@ -363,12 +371,13 @@ class _SwigluFeedForward(torch.autograd.Function):
         return swiglu(gate_up) @ cast_down.T
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, gate_up, *parts, down = ctx.saved_tensors
         folded = Folded(*parts)
         gate_up_grad, hidden = swiglu_backward(gate_up, grad @ down)
-        grads = fold_gain_backward(gate_up_grad.T @ x, folded.weight, folded.gain)
-        return gate_up_grad @ folded.again(x.dtype), *grads, product_in(grad.T, hidden, ctx.down_dtype)
+        grads = folded.gradients(ctx, gate_up_grad, x)
+        down_grad = product_in(grad.T, hidden, ctx.down_dtype) if ctx.needs_input_grad[3] else None
+        return gate_up_grad @ folded.again(x.dtype), *grads, down_grad
 
 
 def swiglu_feed_forward(x: Tensor, weight: Tensor, gain: Tensor, down: Tensor) -> Tensor:

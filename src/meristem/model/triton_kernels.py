@@ -183,19 +183,24 @@ def tile_shape(pairs: int, size: int = 1024) -> tuple[int, int]:
 
 
 @triton.jit
-def _fold_gain(weight, gain, result, size, width, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = at < size
-    value = tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
-    value *= tl.load(gain + at % width, mask=inside, other=0.0).to(tl.float32)
-    tl.store(result + at, value.to(result.dtype.element_ty), mask=inside)
+def _fold_gain(weight, gain, result, rows, width, ROWS: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = (row < rows)[:, None] & (at < width)[None, :]
+    place = row[:, None] * width + at[None, :]
+    factor = tl.load(gain + at, mask=at < width, other=0.0).to(tl.float32)
+    value = tl.load(weight + place, mask=inside, other=0.0).to(tl.float32) * factor[None, :]
+    tl.store(result + place, value.to(result.dtype.element_ty), mask=inside)
 
 
 def fold_gain_kernel(weight: Tensor, gain: Tensor, dtype: torch.dtype) -> Tensor:
     weight = weight.contiguous()
     result = torch.empty_like(weight, dtype=dtype)
-    size, block = weight.numel(), 2048
-    _fold_gain[(triton.cdiv(size, block),)](weight, gain, result, size, weight.shape[1], BLOCK=block, num_warps=8)
+    rows, width = weight.shape
+    block, held = min(256, triton.next_power_of_2(width)), 8
+    _fold_gain[(triton.cdiv(rows, held), triton.cdiv(width, block))](
+        weight, gain, result, rows, width, ROWS=held, BLOCK=block, num_warps=4
+    )
     return result
 
 
