@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import silu
+from torch.nn.functional import embedding, silu
 
 from meristem.errors import InputError
 from meristem.model.operators import accum_dtype, operator, product_dtype, product_in, use_triton
@@ -51,6 +51,45 @@ def _check_targets(targets: Tensor, vocabulary: int) -> None:
     if len(outside):
         expected = f"must be from 0 to {vocabulary - 1}, or {IGNORE} where nothing is to be predicted"
         raise InputError("targets", int(outside[0]), expected)
+
+
+# --- embedding -----------------------------------------------------------------------------------------------------
+
+
+@operator("embed_backward")
+def _embed_backward(grad: Tensor, tokens: Tensor, vocabulary: int, dtype: torch.dtype) -> Tensor:
+    """The sums (V, d) of the rows of grad (N, d) that belong to the same of the tokens (N,)."""
+    if use_triton(grad):
+        from meristem.model.triton_kernels import embed_backward_kernel
+
+        return embed_backward_kernel(grad, tokens, vocabulary, dtype)
+    return torch.ops.aten.embedding_dense_backward(grad.to(dtype), tokens, vocabulary, -1, False)
+
+
+@_embed_backward.register_fake
+def _(grad: Tensor, tokens: Tensor, vocabulary: int, dtype: torch.dtype) -> Tensor:
+    return grad.new_empty(vocabulary, grad.shape[1], dtype=dtype)
+
+
+class _Embed(torch.autograd.Function):
+    """A lookup without a copy in the weights' dtype on its way to that of the stream."""
+
+    @staticmethod
+    def forward(ctx: Any, tokens: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
+        ctx.save_for_backward(tokens)
+        ctx.like = (weight.shape[0], weight.dtype)
+        return embedding(tokens, weight).to(dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor, None]:
+        (tokens,) = ctx.saved_tensors
+        return None, _embed_backward(grad.flatten(0, -2), tokens.flatten(), *ctx.like), None
+
+
+def embed(tokens: Tensor, weight: Tensor) -> Tensor:
+    """The rows of weight (V, d) for tokens (B, T): (B, T, d) in the dtype of products."""
+    x: Tensor = _Embed.apply(tokens, weight, product_dtype(weight))
+    return x
 
 
 # --- gains of norms ---------------------------------------------------------------------------------------------------

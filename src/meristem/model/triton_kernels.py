@@ -58,6 +58,25 @@ def cross_entropy_kernel_(logits: Tensor, targets: Tensor, scale: Tensor) -> Ten
 
 
 @triton.jit
+def _embed_backward(grad, tokens, result, width, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    # Rows of equal tokens meet in any order; their sums differ in the last bits from call to call.
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.arange(0, BLOCK)
+    inside = at < width
+    value = tl.load(grad + row * width + at, mask=inside, other=0.0).to(result.dtype.element_ty)
+    tl.atomic_add(result + tl.load(tokens + row) * width + at, value, mask=inside, sem="relaxed")
+
+
+def embed_backward_kernel(grad: Tensor, tokens: Tensor, vocabulary: int, dtype: torch.dtype) -> Tensor:
+    result = torch.zeros(vocabulary, grad.shape[1], dtype=torch.float32, device=grad.device)
+    block = triton.next_power_of_2(grad.shape[1])
+    _embed_backward[(grad.shape[0],)](
+        grad.contiguous(), tokens.contiguous(), result, grad.shape[1], BLOCK=block, num_warps=warps_of(block)
+    )
+    return result.to(dtype)
+
+
+@triton.jit
 def _swiglu(gate_up, hidden, width, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
