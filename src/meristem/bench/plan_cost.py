@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import torch
 
 from meristem.bench.decode import our_rate
-from meristem.bench.step import TrainingStep, measure
+from meristem.bench.step import Timing, TrainingStep, measure
 from meristem.choices import OptimizerKind
+from meristem.config import OptimizerConfig
 from meristem.devices import describe_device, memory_of
 from meristem.plan import Plan
 from meristem.plan.costs import GIB, check_memory
@@ -42,8 +43,8 @@ def measure_plan(
     batch = max(1, (batch_tokens if device.type == "cuda" else min(batch_tokens, CPU_TOKENS)) // plan.context)
     tokens = batch * plan.context
     check_memory(plan, tokens, batch, memory_of(device), optimizer=optimizer, recompute=recompute)
-    step = TrainingStep(plan, device, recompute=recompute, optimizer=optimizer)
-    found = measure("", step, plan, device, batch=batch, steps=steps, warmup=3)
+    step = TrainingStep(plan, device, recompute=recompute, optimizer=OptimizerConfig(kind=optimizer))
+    found = measure("", step, plan, device, Timing(batch, steps, warmup=3))
     del step
     rate = share = None
     if plan.classes is None and plan.context > 1:

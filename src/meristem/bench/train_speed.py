@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 
-from meristem.bench.step import StepResult, check_minimums
+from meristem.bench.step import StepResult, Timing
 from meristem.choices import Attention
 from meristem.config import CheckpointConfig, Config, DataConfig, EvalConfig, LogConfig, ModelConfig, TrainConfig
 from meristem.data import HfTokenizer, prepare
@@ -30,11 +30,10 @@ TOKENS = 1 << 20  # of random data
 
 
 def measure_train(
-    name: str, plan: Plan, device: torch.device, *, attention: str, batch: int, steps: int, compile: bool
+    name: str, plan: Plan, device: torch.device, timing: Timing, *, attention: str, compile: bool
 ) -> StepResult:
     """Train a plan on random tokens, and read its speed, over its last `steps` updates, where users read it."""
-    check_minimums(("batch", batch, 1), ("steps", steps, 2))
-    steps = min(steps, Clock.WINDOW)
+    batch, steps = timing.batch, min(timing.steps, Clock.WINDOW)
     unseen = io.StringIO()
     with (
         tempfile.TemporaryDirectory(prefix="bench-") as place,
