@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+import time
 from pathlib import Path
 
 import pytest
@@ -11,8 +13,10 @@ import torch
 from meristem.bench.peers import NanoGPTStep
 from meristem.bench.step import Timing, TrainingStep, random_batches
 from meristem.bench.steps import compare_steps, results_text
+from meristem.bench.train_speed import measure_train
 from meristem.errors import InputError, RunError
 from meristem.plan import Plan
+from meristem.training.gradients import Gradients
 from training.helpers import CPU
 
 SHAPE = {"width": 32, "vocabulary": 64, "context": 16, "feed_forward": 48}
@@ -50,6 +54,23 @@ def test_a_whole_training_is_measured_beside_its_step(capsys: pytest.CaptureFixt
     assert whole["tokens_per_second"] == pytest.approx(2 * 16 / whole["milliseconds"] * 1e3)
     assert whole["last_loss"] == pytest.approx(math.log(64), abs=0.5)
     assert capsys.readouterr().out == ""
+
+
+def test_the_first_updates_of_a_whole_training_are_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many as the warm-up says, and the first one; those that are timed take as long as they take."""
+    timing, slow, count = Timing(batch=2, steps=3, warmup=16), 0.2, itertools.count()
+    compute = Gradients.__call__
+
+    def slow_at_first(self: Gradients, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        if next(count) in range(timing.warmup, 1 + timing.warmup):
+            time.sleep(slow)
+        return compute(self, tokens, targets)
+
+    monkeypatch.setattr(Gradients, "__call__", slow_at_first)
+    found = measure_train("", PLANS["prism"], CPU, timing, attention="auto", compile=False)
+    assert next(count) == 1 + timing.warmup + timing.steps + 1  # the first of them starts the clock
+    assert found.steps == timing.steps
+    assert found.milliseconds < 1e3 * slow / timing.steps
 
 
 def test_steps_with_recomputed_blocks_and_an_average_have_the_same_losses() -> None:

@@ -102,9 +102,7 @@ def measure(
     compile_seconds = time.perf_counter() - begin
     for _ in range(timing.warmup):
         step(*next(batches))
-    if device.type == "cuda":
-        torch.cuda.empty_cache()  # what compilation left behind is not part of a step
-        torch.cuda.reset_peak_memory_stats(device)
+    forget_peak(device)
     times, loss = step_times(step, batches, timing.steps, device)
     low, median, high = statistics.quantiles(times, n=4)
     rate = timing.batch * plan.context / median * 1e3
@@ -114,13 +112,25 @@ def measure(
         milliseconds=median,
         spread=high - low,
         tokens_per_second=rate,
-        peak_gib=torch.cuda.max_memory_reserved(device) / 2**30 if device.type == "cuda" else None,
+        peak_gib=peak_gib(device),
         mfu=None if peak is None else rate * plan.cost.training.full / peak,
         attention=attention,
         steps=timing.steps,
         compile_seconds=compile_seconds,
         last_loss=float(loss),
     )
+
+
+def forget_peak(device: torch.device) -> None:
+    """Let the memory at the most be counted from here on, without what first steps left behind."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+def peak_gib(device: torch.device) -> float | None:
+    """The most memory held by the allocator since then; not known of a CPU."""
+    return torch.cuda.max_memory_reserved(device) / 2**30 if device.type == "cuda" else None
 
 
 def step_times(
