@@ -12,7 +12,7 @@ from torch.nn.functional import silu
 
 from meristem.decoding import decode_ops
 from meristem.decoding.decode_ops import FEW_ROWS, attend_, norm_linear, norm_swiglu, product
-from meristem.model.block import NORM_EPS
+from meristem.model.attention import NORM_EPS
 from meristem.model.rotary import rotary_table
 from model.helpers import complex_rotation, explicit_attention, needs_gpu, relative_error
 
