@@ -20,6 +20,7 @@ from .helpers import (
     SCHEDULES,
     SIZES,
     lively,
+    looped,
     needs_gpu,
     plans,
     random_tokens,
@@ -130,6 +131,21 @@ def test_what_the_cache_holds() -> None:
     torch.testing.assert_close(cache.layers[0][0].keys[:, :, :4], keys.transpose(1, 2))
     torch.testing.assert_close(cache.layers[0][0].values[:, :, :4], values.transpose(1, 2))
     assert not cache.layers[0][0].keys[:, :, 4:].any()
+
+
+@torch.no_grad()
+def test_normed_heads_are_what_caches_and_watches_see() -> None:
+    """Heads of mean square 1, in loops as well; those of a model without the norm are far from it."""
+    for qk_norm in (True, False):
+        plan = looped(small_plan(kv_group=2, qk_norm=qk_norm), {1: ((3, 0), 2)})
+        model, tokens, cache = lively(plan), random_tokens(plan), KVCache(plan, 2, 32, "cpu", torch.float32)
+        seen: list[Tensor] = []
+        model.hidden(tokens, watch=lambda layer, number, own, seen=seen: seen.extend((own.queries, own.keys)))
+        model.hidden(tokens, cache)
+        assert len(seen) == 2 * (6 + 2)
+        for heads in (*seen, *(slot.keys for layer in cache.layers for slot in layer)):
+            squares = heads.square().mean(-1)
+            assert bool(((squares - 1).abs() < 1e-3).all()) == qk_norm
 
 
 def test_capacity_is_bounded_by_the_context() -> None:

@@ -178,13 +178,13 @@ def _(dq: Tensor, dk: Tensor, dv: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 def _head_factors(x: Tensor, eps: float) -> Tensor:
     """The reciprocal root mean square (..., heads) of each head of x (..., heads, dim)."""
-    return torch.rsqrt(torch.linalg.vecdot(x, x) / x.shape[-1] + eps)
+    return torch.rsqrt(x.square().mean(-1) + eps)  # not by vecdot, which autocast would round
 
 
 def _through_head_norm(grad: Tensor, normed: Tensor, factors: Tensor) -> Tensor:
     """The gradient of heads before their norm, from that of the normed ones, both (..., heads, dim)."""
     unit, flow = normed.to(factors.dtype), grad.to(factors.dtype)
-    along = torch.linalg.vecdot(unit, flow)[..., None] / unit.shape[-1]
+    along = (unit * flow).mean(-1, keepdim=True)
     return torch.addcmul(flow, unit, along, value=-1).mul_(factors[..., None])
 
 
