@@ -134,18 +134,17 @@ def test_what_the_cache_holds() -> None:
 
 
 @torch.no_grad()
-def test_normed_heads_are_what_caches_and_watches_see() -> None:
+@pytest.mark.parametrize("qk_norm", [True, False])
+def test_normed_heads_are_what_caches_and_watches_see(qk_norm: bool) -> None:
     """Heads of mean square 1, in loops as well; those of a model without the norm are far from it."""
-    for qk_norm in (True, False):
-        plan = looped(small_plan(kv_group=2, qk_norm=qk_norm), {1: ((3, 0), 2)})
-        model, tokens, cache = lively(plan), random_tokens(plan), KVCache(plan, 2, 32, "cpu", torch.float32)
-        seen: list[Tensor] = []
-        model.hidden(tokens, watch=lambda layer, number, own, seen=seen: seen.extend((own.queries, own.keys)))
-        model.hidden(tokens, cache)
-        assert len(seen) == 2 * (6 + 2)
-        for heads in (*seen, *(slot.keys for layer in cache.layers for slot in layer)):
-            squares = heads.square().mean(-1)
-            assert bool(((squares - 1).abs() < 1e-3).all()) == qk_norm
+    plan = looped(small_plan(kv_group=2, qk_norm=qk_norm), {1: ((3, 0), 2)})
+    model, tokens, cache = lively(plan), random_tokens(plan), KVCache(plan, 2, 32, "cpu", torch.float32)
+    seen: list[Tensor] = []
+    model.hidden(tokens, watch=lambda layer, number, own: seen.extend((own.queries, own.keys)))
+    model.hidden(tokens, cache)
+    assert len(seen) == 2 * (6 + 2)
+    for heads in (*seen, *(slot.keys for layer in cache.layers for slot in layer)):
+        assert bool(((heads.square().mean(-1) - 1).abs() < 1e-3).all()) == qk_norm
 
 
 def test_capacity_is_bounded_by_the_context() -> None:

@@ -926,9 +926,10 @@ def test_edits_change_one_layer() -> None:
 
 @needs_gpu
 @pytest.mark.gpu
-def test_loops_on_the_gpu() -> None:
+@pytest.mark.parametrize("qk_norm", [False, True])
+def test_loops_on_the_gpu(qk_norm: bool) -> None:
     """Float32 without tensor cores' rounding, by logits and by the gradients of all weights."""
-    plan = RepeatBlock(3).apply(looped(small_plan(kv_group=2), LOOPS, GATES))
+    plan = RepeatBlock(3).apply(looped(small_plan(kv_group=2, qk_norm=qk_norm), LOOPS, GATES))
     model, tokens = lively(plan), random_tokens(plan)
     expected = everything(model, tokens)
     found = everything(model.cuda(), tokens.cuda())

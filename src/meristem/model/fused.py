@@ -222,7 +222,7 @@ def norm_rotate_heads_backward(
         from meristem.model.triton_kernels import norm_rotate_backward_into, rotate_into
 
         for part, grad, own, first in parts:
-            norm_rotate_backward_into(part, grad, own, factors[:, :, first:], (cos, sin))
+            norm_rotate_backward_into(part, grad, own, factors, first, (cos, sin))
         rotate_into(values, dv, cos, sin, 0)
         return packed
     for part, grad, own, first in parts:
@@ -307,7 +307,7 @@ def _norm_heads_backward(grad: Tensor, normed: Tensor, factors: Tensor) -> Tenso
         from meristem.model.triton_kernels import norm_rotate_backward_into
 
         result = torch.empty_like(normed)
-        norm_rotate_backward_into(result, grad, normed, factors, None)
+        norm_rotate_backward_into(result, grad, normed, factors, 0, None)
         return result
     return _through_head_norm(grad, normed, factors).to(normed.dtype).contiguous()
 

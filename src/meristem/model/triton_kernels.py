@@ -195,10 +195,10 @@ def _norm_rotate(  # type: ignore[no-untyped-def]
     store_pair(result + head * (2 * HALF) + side_by_side(m, j, result_token, HALF), x, y, inside, HALF)
 
 
-@triton.jit(do_not_specialize=["factor_token"])
+@triton.jit(do_not_specialize=["factor_token", "first_factor"])
 def _norm_rotate_backward(  # type: ignore[no-untyped-def]
     grad, normed, factors, result, cos, sin, rows, length, positions, grad_batch, grad_token, grad_head, normed_token,
-    result_token, factor_token,
+    result_token, factor_token, first_factor,
     HALF: tl.constexpr, ROTATE: tl.constexpr, PART: tl.constexpr, BLOCK_M: tl.constexpr,
 ):  # fmt: skip
     m, j, inside = tile_of(rows, 1, HALF, PART, BLOCK_M)
@@ -207,7 +207,7 @@ def _norm_rotate_backward(  # type: ignore[no-untyped-def]
     x, y = load_pair(strided(grad, m, j, length, grad_batch, grad_token, grad_head, HALF), inside, HALF)
     first, second = load_pair(normed + head * (2 * HALF) + side_by_side(m, j, normed_token, HALF), inside, HALF)
     along = (tl.sum(x * first + y * second, 1) / (2 * HALF))[:, None]
-    factor = tl.load(factors + m * factor_token + head, mask=m < rows, other=0.0)[:, None]
+    factor = tl.load(factors + m * factor_token + first_factor + head, mask=m < rows, other=0.0)[:, None]
     x, y = (x - first * along) * factor, (y - second * along) * factor
     if ROTATE:
         c, s = load_rope(cos, sin, m, j, positions, inside, HALF)
@@ -235,24 +235,24 @@ def norm_rotate_into(result: Tensor, source: Tensor, rope: tuple[Tensor, Tensor]
 
 
 def norm_rotate_backward_into(
-    result: Tensor, grad: Tensor, normed: Tensor, factors: Tensor, rope: tuple[Tensor, Tensor] | None
+    result: Tensor, grad: Tensor, normed: Tensor, factors: Tensor, first: int, rope: tuple[Tensor, Tensor] | None
 ) -> None:
     """Write into the first heads of a packed result the gradient of what `norm_rotate_into` made `normed` of.
 
-    `grad` and `normed` are (B, T, heads, dim); the first `heads` of `factors` (B, T, at least heads) are theirs.
+    `grad` and `normed` are (B, T, heads, dim); their factors are those from `first` on of `factors` (B, T, ...). A
+    slice of these would be aligned or not by the number of heads, and need a kernel for each.
     """
     if grad.stride(-1) != 1:
         grad = grad.contiguous()
     batch, length, heads, dim = grad.shape
     _check_packed(result, grad)
     _check_packed(normed, grad)
-    assert factors.stride(2) == 1
-    assert factors.stride(0) == length * factors.stride(1)
+    assert factors.is_contiguous()
     cos, sin, positions = _angles(rope, factors, dim)
     part, block = tile_shape(dim // 2)
     _norm_rotate_backward[(triton.cdiv(batch * length, block), heads)](
         grad, normed, factors, result, cos, sin, batch * length, length, positions, *grad.stride()[:3],
-        normed.stride(1), result.stride(1), factors.stride(1),
+        normed.stride(1), result.stride(1), factors.shape[2], first,
         HALF=dim // 2, ROTATE=rope is not None, PART=part, BLOCK_M=block, num_warps=4,
     )  # fmt: skip
 
