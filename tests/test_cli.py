@@ -104,14 +104,23 @@ def test_plan_tells_the_memory_of_each_process(call: Call) -> None:
     facts = json.loads(call("plan", *sharded, "--json").out)["training_memory"]
     memory = Plan.prism(layers=12, width=768, heads=12).memory(32768, optimizer="muon", parallel="fsdp", world=8)
     assert facts == {
-        "optimizer": "muon", "parallel": "fsdp", "world": 8, "recompute": False, "batch_tokens": 32768,
-        "total": memory.total, **asdict(memory),
+        "optimizer": "muon", "parallel": "fsdp", "world": 8, "average": False, "recompute": False,
+        "batch_tokens": 32768, "total": memory.total, **asdict(memory),
     }  # fmt: skip
     assert "device = 'cpu': is where to measure" in call("plan", "--device", "cpu").err
     assert call("plan", "--parallel", "fsdp").err == (
         "error: parallel = 'fsdp': is of several processes: say how many with --world\n"
     )
     assert call("plan", "--world", "0").code == 2
+
+
+def test_plan_tells_the_memory_of_an_average(call: Call) -> None:
+    """One number in float32 for every parameter, kept with the optimizer's moments."""
+    without, averaged = (json.loads(call("plan", "--json", *more).out) for more in ((), ("--average",)))
+    before, after = without.pop("training_memory"), averaged.pop("training_memory")
+    assert without == averaged
+    assert after["optimizer"] == before["optimizer"] + 4 * without["parameters"]
+    assert after["total"] == before["total"] + 4 * without["parameters"]
 
 
 def test_plan_is_measured_on_the_device_at_hand(call: Call) -> None:
@@ -121,7 +130,7 @@ def test_plan_is_measured_on_the_device_at_hand(call: Call) -> None:
     assert said.code == 0
     assert re.search(r"measured on .* CPU.*: [\d.]+ ms a step of 2 x 8 tokens, [\d,]+ tokens/s", said.out)
     assert re.search(r"writes [\d,]+ tokens/s, one text at a time", said.out)
-    facts = json.loads(call(*small, *few, "--json", "--optimizer", "muon", "--recompute").out)["measured"]
+    facts = json.loads(call(*small, *few, "--json", "--optimizer", "muon", "--recompute", "--average").out)["measured"]
     assert facts["batch"] == 2
     assert facts["tokens_per_second"] == pytest.approx(16 / facts["milliseconds"] * 1e3)
     assert facts["decoding"] > 0

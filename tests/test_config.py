@@ -50,7 +50,7 @@ UNUSUAL: dict[str, Any] = {
     "model.head_dim": 24, "model.pooling": "first", "model.qk_norm": True,
     "data.class_weights": "balanced", "eval.rows": 9,
     "train.steps": 31, "train.batch_size": 6, "train.micro_batch": 3, "train.seed": 8, "train.device": "cuda:3",
-    "train.compile": False, "train.attention": "math", "train.max_skipped": 4, "train.on_divergence": "rewind",
+    "train.compile": True, "train.attention": "math", "train.max_skipped": 4, "train.on_divergence": "rewind",
     "train.max_rewinds": 2, "train.branch_from": 'a "trunk"@at@12', "growth.steps": 50, "train.average": 0.99,
     "train.recompute": True, "train.parallel": "fsdp", "optimizer.kind": "muon", "optimizer.lr": 1e-5,
     "optimizer.curve": "wsd", "optimizer.decay": 0.3, "optimizer.momentum": 0.9,
@@ -381,14 +381,14 @@ def test_overrides_replace_what_the_file_says(tmp_path: Path) -> None:
     path = saved(tmp_path, "[train]\nsteps = 5\nseed = 3\n[growth]\npolicies = ['prune']\n[growth.sgt]\nbeta = 0.1")
     arguments = [
         "--train.steps", "70", "--optimizer.lr=1e-4", "--model.dims", "64,32", "--log.trackers", "wandb,trackio",
-        "--data.path", "some/where", "--train.compile", "false", "--growth.policies", "stack, sgt",
+        "--data.path", "some/where", "--train.compile", "true", "--growth.policies", "stack, sgt",
         "--growth.stack.at", "0.3,0.6", "--growth.sgt.window", "20", "--growth.sgt.heads", "low",
         "--growth.sgt.excluded=", "--growth.prune.grace=5",
     ]  # fmt: skip
     config = load_config(path, arguments)
     expected = {
         "train.steps": 70, "train.seed": 3, "optimizer.lr": 1e-4, "model.dims": [64, 32],
-        "log.trackers": ["wandb", "trackio"], "data.path": "some/where", "train.compile": False,
+        "log.trackers": ["wandb", "trackio"], "data.path": "some/where", "train.compile": True,
         **policies(
             "stack", "sgt", sgt={"beta": 0.1, "window": 20.0, "heads": "low", "excluded": []},
             stack={"at": [0.3, 0.6]}, prune={"grace": 5},

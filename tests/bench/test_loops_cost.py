@@ -55,8 +55,8 @@ def test_steps_births_and_the_probe_are_measured() -> None:
     assert [line.split("  ")[0] for line in text[2:6]] == [arm["name"] for arm in report["arms"]]
 
 
-def test_births_are_measured_before_anything_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In memory or on disk; afterwards everything is as it was."""
+def test_births_are_measured_before_any_kernel_is_on_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Afterwards everything is as it was."""
     order: list[str] = []
     folders: list[str | None] = []
 
@@ -66,7 +66,7 @@ def test_births_are_measured_before_anything_is_compiled(monkeypatch: pytest.Mon
             folders.append(folder)
             order.append("arm" if folder == usual else "births")
             if folder is not None and folder != usual:
-                assert list(Path(folder).iterdir()) == []
+                assert not any(Path(folder).glob("*"))  # nor need it be there yet
             super().__init__(plan, device)
 
     usual = os.environ.get("TRITON_CACHE_DIR")

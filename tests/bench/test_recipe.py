@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 
 from commands import Call
 from meristem.bench.contenders import Baseline, Ours
-from meristem.bench.recipe import Point, arms_of, compare_recipes, recipes_text, seconds_to
+from meristem.bench.recipe import Conditions, Point, arms_of, compare_recipes, recipes_text, seconds_to
 from meristem.config import OptimizerConfig
 from meristem.data import TokenData, open_data
 from meristem.errors import InputError, RunError
@@ -104,20 +105,8 @@ def test_arms_are_tried_and_the_best_rates_compared(baseline: Path, data: Path) 
     arms = arms_of(PLAN, OptimizerConfig(lr=1e-3), CPU, nanogpt=None, baseline=baseline, factors=(0.001, 1.0))
     said: list[str] = []
     kept: list[Any] = []
-    report = compare_recipes(
-        arms,
-        found,
-        PLAN,
-        CPU,
-        steps=10,
-        batch_size=2,
-        looks=5,
-        windows=4,
-        seed=3,
-        shares=(0.4,),
-        say=said.append,
-        keep=kept.append,
-    )
+    alike = Conditions(found, PLAN.context, CPU, steps=10, batch_size=2, looks=5, windows=4, seed=3)
+    report = compare_recipes(arms, PLAN, alike, shares=(0.4,), say=said.append, keep=kept.append)
     tried = [(training["arm"], training["rate"]) for training in report["tried"]]
     assert tried == [("baseline", 0.001), ("baseline", 1.0), ("meristem", 1e-6), ("meristem", 1e-3)]
     names = ["baseline", "meristem", "meristem, 0.4 of the updates", "baseline, in the time of ours"]
@@ -133,44 +122,23 @@ def test_arms_are_tried_and_the_best_rates_compared(baseline: Path, data: Path) 
     assert len(lines) == 2 + 4
     assert lines[2].endswith("1.00")  # the first arm reaches its own loss in its own time
     with pytest.raises(InputError, match="windows = 1: must be at least one batch, 2"):
-        compare_recipes(
-            arms,
-            found,
-            PLAN,
-            CPU,
-            steps=2,
-            batch_size=2,
-            looks=1,
-            windows=1,
-            seed=0,
-            shares=(),
-            say=said.append,
-            keep=kept.append,
-        )
+        replace(alike, windows=1)
 
 
 def test_a_rate_that_diverges_is_not_the_best(data: Path) -> None:
     found = open_data(data)
     assert isinstance(found, TokenData)
     arms = arms_of(PLAN, OptimizerConfig(lr=1e-3), CPU, nanogpt=None, baseline=None, factors=(1e30, 1))
-    options: dict[str, Any] = {
-        "steps": 3,
-        "batch_size": 2,
-        "looks": 1,
-        "windows": 5,
-        "seed": 0,
-        "say": print,
-        "keep": print,
-    }
-    report = compare_recipes(arms, found, PLAN, CPU, shares=(), **options)
+    alike = Conditions(found, PLAN.context, CPU, steps=3, batch_size=2, looks=1, windows=5, seed=0)
+    report = compare_recipes(arms, PLAN, alike, shares=(), say=print, keep=print)
     assert math.isnan(report["tried"][0]["curve"][-1]["loss"])
     assert [training["rate"] for training in report["compared"]] == [1e-3]
     assert report["settings"]["windows"] == 4  # whole batches
     for share in (0.1, 1.5):
         with pytest.raises(InputError, match=r"shares = .*: must be at most 1, and leave at least one update of 3"):
-            compare_recipes(arms, found, PLAN, CPU, shares=(share,), **options)
+            compare_recipes(arms, PLAN, alike, shares=(share,), say=print, keep=print)
     with pytest.raises(InputError, match="batch = 100000: must be at most the held-out windows"):
-        compare_recipes(arms, found, PLAN, CPU, shares=(), **{**options, "batch_size": 100_000, "windows": 100_000})
+        replace(alike, batch_size=100_000, windows=100_000)
 
 
 def test_heads_that_no_peer_can_have_are_measured_without_peers() -> None:

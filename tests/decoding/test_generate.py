@@ -215,7 +215,13 @@ def test_a_seed_gives_the_same_text_however_long() -> None:
 
 
 def test_the_largest_seed_is_taken() -> None:
-    generate(lively(small_plan()), PROMPTS, max_tokens=1, sampling=Sampling(seed=(1 << 63) - 1))
+    model, largest = lively(small_plan()), (1 << 63) - 1
+    seeds = (largest, largest, largest - 1)
+    last, again, other = (generate(model, PROMPTS, max_tokens=20, sampling=Sampling(seed=seed)) for seed in seeds)
+    assert last == again != other
+    assert all(len(row) == 20 for row in last)
+    with pytest.raises(InputError, match=f"seed = {largest + 1}: must be in"):
+        Sampling(seed=largest + 1)
 
 
 def test_generation_leaves_no_gradient_and_does_not_change_the_model() -> None:

@@ -12,8 +12,10 @@ from torch.nn.functional import cross_entropy, linear, rms_norm, silu
 
 from meristem.errors import InputError
 from meristem.model.fused import (
+    _embed_backward,
     add_norm,
     cross_entropy_,
+    embed,
     fold_gain,
     fold_gain_backward,
     norm_heads,
@@ -149,7 +151,7 @@ def test_targets_outside_the_vocabulary_are_refused(target: int) -> None:
 
 
 OPERATORS = [
-    "cross_entropy_", "fold_gain", "fold_gain_backward", "swiglu", "swiglu_backward", "rotate_heads_",
+    "cross_entropy_", "embed_backward", "fold_gain", "fold_gain_backward", "swiglu", "swiglu_backward", "rotate_heads_",
     "rotate_heads_backward", "norm_rotate_heads_", "norm_rotate_heads_backward", "norm_heads", "norm_heads_backward",
     "add_norm", "add_norm_backward", "add_unit", "unrotate", "through_norm", "follow", "follow_backward",
 ]  # fmt: skip
@@ -167,6 +169,7 @@ def test_operators_are_registered_correctly(name: str) -> None:
     logits, targets, scale = cross_entropy_inputs(torch.float32, 5, 7)
     arguments: dict[str, tuple[Any, ...]] = {
         "cross_entropy_": (logits, targets, scale.float()),
+        "embed_backward": (logits.bfloat16(), targets.clamp(min=0), 9, torch.float32),
         "fold_gain": (logits, logits[0].clone(), torch.bfloat16),
         "fold_gain_backward": (logits.bfloat16(), logits, logits[0].clone()),
         "swiglu": (x.flatten(0, 2),),
@@ -334,6 +337,30 @@ def test_triton_targets_outside_the_vocabulary_are_nan(dtype: torch.dtype, limit
 def test_triton_add_norm(width: int, branches: int) -> None:
     check_add_norm(width, torch.float32, torch.float32, "cuda", 1e-5, branches)
     check_add_norm(width, torch.float32, torch.bfloat16, "cuda", 1e-5, branches)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_embed_is_a_lookup(dtype: torch.dtype) -> None:
+    weight = torch.randn(11, 6, generator=torch.Generator().manual_seed(0), dtype=dtype, requires_grad=True)
+    tokens = torch.randint(11, (3, 40), generator=torch.Generator().manual_seed(1))
+    grad = torch.randn(3, 40, 6, generator=torch.Generator().manual_seed(2), dtype=dtype)
+    found, expected = embed(tokens, weight), weight[tokens]
+    assert torch.equal(found, expected)
+    torch.testing.assert_close(*(torch.autograd.grad(out, weight, grad)[0] for out in (found, expected)))
+
+
+@needs_gpu
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("width", [1, 24, 768, 3000])
+def test_triton_embed_backward(dtype: torch.dtype, width: int) -> None:
+    """With tokens that come often, never, and in more rows than there are."""
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(29, (500,), generator=generator).square() % 29
+    grad = torch.randn(500, width, generator=generator).to(dtype)
+    expected = torch.zeros(29, width, dtype=torch.float64).index_add_(0, tokens, grad.double())
+    found = _embed_backward(grad.cuda(), tokens.cuda(), 29, torch.float32)
+    assert relative_error(found.cpu(), expected) <= 1e-5
 
 
 @needs_gpu

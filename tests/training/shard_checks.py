@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import weakref
 from dataclasses import replace
@@ -210,3 +211,19 @@ def values(peers: Processes) -> None:
     for (name, parameter), value in zip(ours.named_parameters(), before, strict=True):
         factor = 2 if name == "blocks.1.attention.out.weight" else 1
         assert torch.equal(whole_tensor(parameter), factor * value), name
+
+
+def errors(peers: Processes) -> None:
+    """After an error within the model is sharded as before, with an edit that was made until then, and trains on."""
+    ours, wrapped, first, plain, second = pair(peers)
+    for edit in (None, RemoveBlock(2)):
+        with contextlib.suppress(ZeroDivisionError), wrapped.whole():
+            if edit is not None:
+                apply_edit(ours, first, edit)
+            raise ZeroDivisionError
+        assert all(isinstance(parameter, DTensor) for parameter in ours.parameters())
+        if edit is not None:
+            apply_edit(plain, second, edit)
+        for model, optimizer in ((wrapped, first), (plain, second)):
+            updated(peers, 0, model, optimizer, ours.plan, Regions())
+        assert_alike(ours, first, plain, second)

@@ -78,6 +78,29 @@ def check_closures_and_copies(device: torch.device) -> None:
     assert all(torch.equal(a, b) for a, b in zip(weights, own, strict=True))
 
 
+def check_hooks(device: torch.device) -> None:
+    """Hooks of a step run once for each, also where torch has put them around its own class before."""
+    torch.optim.AdamW(parameters(device), **OPTIONS, fused=True)  # type: ignore[arg-type]
+    weights, ran = parameters(device), []
+    optimizer = AdamW(groups(weights), **OPTIONS)  # type: ignore[arg-type]
+    optimizer.register_step_pre_hook(lambda *_: ran.append("before"))
+    optimizer.register_step_post_hook(lambda *_: ran.append("after"))
+    for step in range(2):
+        give_gradients(weights, step)
+        optimizer.step()
+    assert ran == ["before", "after"] * 2
+
+
+def test_hooks_run_once() -> None:
+    check_hooks(CPU)
+
+
+@needs_gpu
+@pytest.mark.gpu
+def test_hooks_run_once_on_the_gpu() -> None:
+    check_hooks(torch.device("cuda"))
+
+
 def test_closures_and_copies() -> None:
     check_closures_and_copies(CPU)
 

@@ -225,6 +225,16 @@ def test_both_losses_are_measured_and_shown(grown: RunFolder, call: Call) -> Non
     assert f"average {last['held_out_loss_average']:.3f}" in (grown.path / "loss.svg").read_text(encoding="utf-8")
 
 
+def test_the_picture_of_a_run_is_of_its_weights(grown: RunFolder, call: Call) -> None:
+    """Distances of attention by the average are told, and do not take the place of those in structure.svg."""
+    picture, few = grown.path / "structure.svg", ("--windows", "1", "--distance-windows", "1", "--json")
+    found = json.loads(call("eval", grown.path, *few).out)
+    drawn = picture.read_bytes()
+    of_average = json.loads(call("eval", grown.path, "--average", *few).out)
+    assert of_average["attention_distance"] != found["attention_distance"]
+    assert picture.read_bytes() == drawn
+
+
 def test_what_is_loaded_is_the_average(grown: RunFolder, whole: RunFolder, call: Call) -> None:
     saved = load_checkpoint(list_checkpoints(grown.checkpoints)[-1])
     model = load_run(grown.path, average=True, device="cpu").model

@@ -15,7 +15,7 @@ from commands import Call
 from meristem.config import load_config
 from meristem.errors import InputError, RunError
 from meristem.report.pictures import draw_growth, draw_loss, run_text
-from meristem.runs.checkpoint import list_checkpoints, load_checkpoint, step_of
+from meristem.runs.checkpoint import checkpoint_name, list_checkpoints, load_checkpoint, step_of
 from meristem.runs.lock import run_lock
 from meristem.runs.run_folder import RunFolder, load_run
 from meristem.training.loop import resume, train
@@ -106,6 +106,28 @@ def test_batches_that_the_trunk_passed_over_stay_so(
     assert_equal_runs(branch, plain)
     branch = trained(data, tmp_path / "second", **branch_of(late, **on))
     assert [len(run.rewinds) for run in (late, branch)] == [1, 0]
+
+
+def test_a_branch_passes_over_what_made_its_trunk_come_back(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The checkpoint was written before that, and knows nothing of it."""
+    on: dict[str, Any] = {"train__max_skipped": 2, "train__on_divergence": "rewind", "eval__every": 2}
+    bad_batches(monkeypatch, data, range(8, 10), **TRUNK)
+    trunk = trained(data, tmp_path / "trunk", **TRUNK, **on)
+    assert [(rewind.to_step, rewind.first, rewind.end) for rewind in trunk.rewinds] == [(8, 8, 10)]
+    assert load_checkpoint(trunk.checkpoints / checkpoint_name(8)).state["rewinds"] == 0
+    branch = trained(data, tmp_path / "branch", **branch_of(trunk, 8, **{**on, "train__on_divergence": "stop"}))
+    assert branch.rewinds == trunk.rewinds
+    plain = trained(data, tmp_path / "plain", **{**PLAIN, **on, "optimizer__decay": 4 / 12})
+    assert_equal_runs(branch, plain)
+    told = [entry for entry in branch.read(branch.events) if entry["event"] in ("rewind", "branch")]
+    assert [entry["event"] for entry in told] == ["rewind", "branch"]
+    assert told[0] in list(trunk.read(trunk.events))
+    for path in list_checkpoints(branch.checkpoints)[1:]:
+        shutil.rmtree(path)
+    resume(branch.path)
+    assert_equal_runs(branch, plain)
 
 
 def test_what_a_branch_holds(data: Path, trunk: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,7 +42,7 @@ def test_a_recorded_graph_gives_the_gradients_of_plain_calls(micro_batches: int)
     assert recorded.graph is not None
     assert plain.graph is None
     generator = torch.Generator().manual_seed(0)
-    for _ in range(4):  # the second call records, the others replay on other tokens
+    for _ in range(3):  # the first call records, the others replay on other tokens
         windows = torch.randint(320, (micro_batches, 4, 65), generator=generator).to(device)
         tokens, targets = windows[..., :-1].contiguous(), windows[..., 1:].contiguous()
         losses = [float(gradients(tokens, targets)) for gradients in (plain, recorded)]
@@ -65,7 +65,7 @@ def test_a_recorded_graph_with_recomputed_blocks_gives_the_same_gradients() -> N
         gradients = Gradients(model, device=device, recompute=recompute)
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
-        for _ in range(3):  # plain, recorded, replayed
+        for _ in range(2):  # recorded, replayed
             loss = float(gradients(windows[..., :-1].contiguous(), windows[..., 1:].contiguous()))
         peaks.append(torch.cuda.max_memory_allocated())
         losses.append(loss)
@@ -86,7 +86,7 @@ def test_an_average_is_taken_without_waiting_for_the_device() -> None:
     for t in range(1, 6):
         windows = torch.randint(320, (1, 4, 65), generator=torch.Generator().manual_seed(t)).to(device)
         loss = gradients(windows[..., :-1].contiguous(), windows[..., 1:].contiguous())
-        torch.cuda.set_sync_debug_mode("error")
+        torch.cuda.set_sync_debug_mode("error" if t > 1 else "default")  # AdamW looks up once where everything lies
         try:
             _, skipped = guarded_update(optimizer, 1e-2, loss, 1.0)
             update_average(optimizer, 0.5, skipped)
@@ -140,7 +140,7 @@ def test_a_run_that_grows_is_recorded_again_after_each_birth(
     monkeypatch.setattr(RecordedStep, "_record", noted)
     monkeypatch.setattr(Gradients, "__call__", counted)
     ours = trained(data, tmp_path / "recorded", **GROWING)
-    assert updates == [1, 4, 8]
+    assert updates == [0, 4, 8]
     assert recorded[-1].recording is not None
     monkeypatch.setattr(RecordedStep, "is_due", lambda _: False)
     plain = trained(data, tmp_path / "plain", **GROWING)

@@ -9,16 +9,14 @@ from types import ModuleType, SimpleNamespace
 from typing import Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from meristem.bench.peers import nanogpt_model
+from meristem.bench.peers import NanoGPTStep
+from meristem.bench.step import TrainingStep
 from meristem.config import OptimizerConfig
-from meristem.devices import autocast, compute_dtype
 from meristem.errors import Remedy, RunError
-from meristem.model import Decoder
 from meristem.plan import Plan
-from meristem.training.gradients import Gradients
-from meristem.training.optimizer import guarded_update, learning_rate, make_optimizer
+from meristem.training.optimizer import learning_rate
 
 BASELINE = "train_gpt_simple.py"
 IMPORTS = "import torch\nfrom torch import Tensor, nn\nfrom torch.optim import AdamW\nimport torch.nn.functional as F\n"
@@ -35,52 +33,34 @@ class Contender(Protocol):
         """The mean cross entropy of tokens (B, T), without gradients."""
 
 
-class Ours:
+class OnCurve:
+    """A training step whose rate follows the curve of a configuration over so many updates."""
+
+    def __init__(self, step: TrainingStep | NanoGPTStep, config: OptimizerConfig, steps: int) -> None:
+        self.step, self.config, self.steps = step, config, steps
+
+    def update(self, step: int, tokens: Tensor, targets: Tensor) -> None:
+        self.step.rate = learning_rate(step, self.steps, self.config)
+        self.step(tokens, targets)
+
+    @torch.no_grad()
+    def loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        return self.step.loss(tokens, targets)
+
+
+class Ours(OnCurve):
     """Our model of a plan, with an optimizer and curve as a configuration has them."""
 
     def __init__(self, plan: Plan, config: OptimizerConfig, steps: int, device: torch.device) -> None:
-        self.config, self.steps, self.device = config, steps, device
-        self.model = Decoder(plan, seed=torch.initial_seed()).to(device)  # as the peers, by torch.manual_seed
-        self.model.use_attention(device, compute_dtype(device))
-        self.optimizer = make_optimizer(self.model, config)
-        self.gradients = Gradients(self.model, device=device)
-
-    def update(self, step: int, tokens: Tensor, targets: Tensor) -> None:
-        loss = self.gradients(tokens[None], targets[None])
-        guarded_update(self.optimizer, learning_rate(step, self.steps, self.config), loss, self.config.clip)
-
-    @torch.no_grad()
-    def loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        with autocast(self.device):
-            loss = self.model(tokens, targets).loss
-        assert loss is not None
-        return loss
+        seed = torch.initial_seed()  # as the peers, by torch.manual_seed
+        super().__init__(TrainingStep(plan, device, optimizer=config, seed=seed), config, steps)
 
 
-class NanoGPT:
+class NanoGPT(OnCurve):
     """nanoGPT's model and optimizer, with the curve of its train.py: warm-up, then half a cosine down to a tenth."""
 
     def __init__(self, folder: Path, plan: Plan, rate: float, steps: int, device: torch.device) -> None:
-        self.config, self.steps, self.device = OptimizerConfig(lr=rate), steps, device
-        self.model = nanogpt_model(folder, plan).to(device)
-        self.optimizer = self.model.configure_optimizers(0.1, rate, (0.9, 0.95), device.type)
-        self.forward = torch.compile(self.model) if device.type == "cuda" else self.model
-
-    def update(self, step: int, tokens: Tensor, targets: Tensor) -> None:
-        for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate(step, self.steps, self.config)
-        with autocast(self.device):
-            _, loss = self.forward(tokens, targets)
-        loss.backward()
-        nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
-
-    @torch.no_grad()
-    def loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        with autocast(self.device):
-            loss: Tensor = self.forward(tokens, targets)[1]
-        return loss
+        super().__init__(NanoGPTStep(folder, plan, device, rate), OptimizerConfig(lr=rate), steps)
 
 
 class Baseline:

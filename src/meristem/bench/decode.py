@@ -66,8 +66,7 @@ def compare_decoding(
         for _ in range(rounds):
             for name, (plan, arm) in arms.items():
                 seconds = _seconds(arm, device)
-                rate, most = batch * tokens / seconds, limit(plan, device, batch, prompt, tokens)
-                share = None if most is None else rate / most
+                rate, share = _rate(seconds, plan, device, batch, prompt, tokens)
                 results.append(DecodeResult(name, batch, seconds, rate, 1e3 * seconds / tokens, share))
         arms.clear()
         gc.collect()
@@ -89,7 +88,14 @@ def our_rate(plan: Plan, device: torch.device, *, prompt: int, tokens: int) -> t
     ids = torch.randint(plan.vocabulary, (1, prompt), generator=torch.Generator().manual_seed(0))
     arm = _our_arm(plan, device, ids, tokens)
     _seconds(arm, device)
-    rate, most = tokens / _seconds(arm, device), limit(plan, device, 1, prompt, tokens)
+    return _rate(_seconds(arm, device), plan, device, 1, prompt, tokens)
+
+
+def _rate(
+    seconds: float, plan: Plan, device: torch.device, batch: int, prompt: int, tokens: int
+) -> tuple[float, float | None]:
+    """Tokens per second of a call, and their share of the limit, where that is known."""
+    rate, most = batch * tokens / seconds, limit(plan, device, batch, prompt, tokens)
     return rate, None if most is None else rate / most
 
 

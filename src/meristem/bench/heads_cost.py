@@ -15,7 +15,7 @@ from torch import Tensor
 from meristem.bench.step import (
     TrainingStep,
     check_minimums,
-    cold_compiler,
+    cold_kernels,
     pause_seconds,
     random_batches,
     step_seconds,
@@ -37,7 +37,7 @@ def with_heads(plan: Plan, heads: int) -> Plan:
     return replace(plan, layers=(LayerPlan(heads, dim, heads),) * len(plan.layers))
 
 
-@cold_compiler()
+@cold_kernels()
 def compare_heads(
     plan: Plan, device: torch.device, *, batch: int, steps: int, rounds: int, feed_every: int,
     say: Callable[[str], None],

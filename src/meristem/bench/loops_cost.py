@@ -14,7 +14,7 @@ from torch import Tensor
 from meristem.bench.step import (
     TrainingStep,
     check_minimums,
-    cold_compiler,
+    cold_kernels,
     pause_seconds,
     random_batches,
     step_seconds,
@@ -46,7 +46,7 @@ def compare_growth(
 ) -> dict[str, Any]:  # fmt: skip
     """Everything that growth costs, measured in one run; ready for JSON.
 
-    Births come first, before anything is compiled. Then all models are held at once and timed in turn, `rounds` times
+    Births come first, before any kernel is compiled. Then all models are held at once and timed in turn, `rounds` times
     `steps` steps each, so that each round gives a ratio between arms that were measured within seconds of each other.
     One more round comes before these and does not count: a chip is faster until it is warm.
     """
@@ -101,7 +101,7 @@ def _overheads(plans: Mapping[str, Plan], rounds: Mapping[str, list[float]]) -> 
     return results
 
 
-@cold_compiler()
+@cold_kernels()
 def measure_births(
     plan: Plan, device: torch.device, layers: tuple[int, ...], heads: tuple[int, ...], passes: int, *, batch: int
 ) -> dict[str, Any]:  # fmt: skip

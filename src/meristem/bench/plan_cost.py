@@ -7,13 +7,15 @@ from dataclasses import dataclass
 import torch
 
 from meristem.bench.decode import our_rate
-from meristem.bench.step import TrainingStep, measure
+from meristem.bench.step import Timing, TrainingStep, measure
 from meristem.choices import OptimizerKind
+from meristem.config import OptimizerConfig
 from meristem.devices import describe_device, memory_of
 from meristem.plan import Plan
-from meristem.plan.costs import GIB, check_memory
+from meristem.plan.costs import GIB, TrainingOptions, check_memory
 
 CPU_TOKENS = 2048  # of a step at most: there, more are no faster
+AVERAGE = 0.999  # any other costs as much
 PROMPT, WRITTEN = 128, 128  # tokens, or half of the context each if that is less
 
 
@@ -32,7 +34,7 @@ class PlanCost:
 
 
 def measure_plan(
-    plan: Plan, device: torch.device, batch_tokens: int, *, optimizer: OptimizerKind, recompute: bool,
+    plan: Plan, device: torch.device, batch_tokens: int, *, optimizer: OptimizerKind, average: bool, recompute: bool,
     steps: int = 10,
 ) -> PlanCost:  # fmt: skip
     """Train a model of the plan for some steps of about `batch_tokens` random tokens, and let it write.
@@ -41,9 +43,13 @@ def measure_plan(
     """
     batch = max(1, (batch_tokens if device.type == "cuda" else min(batch_tokens, CPU_TOKENS)) // plan.context)
     tokens = batch * plan.context
-    check_memory(plan, tokens, batch, memory_of(device), optimizer=optimizer, recompute=recompute)
-    step = TrainingStep(plan, device, recompute=recompute, optimizer=optimizer)
-    found = measure("", step, plan, device, batch=batch, steps=steps, warmup=3)
+    options: TrainingOptions = {"optimizer": optimizer, "average": average, "recompute": recompute}
+    check_memory(plan, tokens, batch, memory_of(device), **options)
+    step = TrainingStep(
+        plan, device, recompute=recompute, average=AVERAGE if average else 0.0,
+        optimizer=OptimizerConfig(kind=optimizer),
+    )  # fmt: skip
+    found = measure("", step, plan, device, Timing(batch, steps, warmup=3))
     del step
     rate = share = None
     if plan.classes is None and plan.context > 1:

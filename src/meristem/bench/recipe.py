@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from meristem.bench.contenders import Baseline, Contender, NanoGPT, Ours
+from meristem.bench.peers import NANOGPT_RATE, uniform_twin
 from meristem.bench.step import check_minimums, wait
 from meristem.config import OptimizerConfig
 from meristem.data import Sampler, TokenData, batch
@@ -50,19 +51,44 @@ class Training:
         return self.curve[-1]
 
 
-def trained(
-    arm: str, rate: float, build: Build, data: TokenData, plan: Plan, device: torch.device, *, steps: int,
-    batch_size: int, looks: int, windows: int, seed: int, say: Callable[[str], None],
-) -> Training:  # fmt: skip
-    """Train an arm, and look at held-out data `looks` times.
+@dataclass(frozen=True)
+class Conditions:
+    """What all arms have in common: the tokens and their order, how many updates, and the looks at held-out data."""
+
+    data: TokenData
+    context: int
+    device: torch.device
+    steps: int
+    batch_size: int
+    looks: int
+    windows: int  # held-out ones, of which whole batches are looked at
+    seed: int
+
+    def __post_init__(self) -> None:
+        steps, size, windows = self.steps, self.batch_size, self.windows
+        check_minimums(("steps", steps, 1), ("batch", size, 1), ("looks", self.looks, 1), ("windows", windows, 1))
+        if windows < size:
+            raise InputError("windows", windows, f"must be at least one batch, {size}")
+        if (there := len(self.held_out)) < size:
+            raise InputError("batch", size, f"must be at most the held-out windows, of which there are {there}")
+
+    @property
+    def held_out(self) -> Tensor:
+        """Held-out windows (n, T + 1)."""
+        return held_out_windows(self.data.split("held_out"), self.context, self.windows)
+
+
+def trained(arm: str, rate: float, build: Build, alike: Conditions, say: Callable[[str], None]) -> Training:
+    """Train an arm, and look at held-out data from time to time.
 
     The seconds are those of updates, but for the first, which compiles.
     """
-    torch.manual_seed(seed)
+    steps, batch_size, looks, device = alike.steps, alike.batch_size, alike.looks, alike.device
+    torch.manual_seed(alike.seed)
     contender = build(rate, steps)
-    stream = data.split("train")
-    sampler = Sampler(len(stream), plan.context, batch_size, seed)
-    held_out = held_out_windows(data.split("held_out"), plan.context, windows)
+    stream = alike.data.split("train")
+    sampler = Sampler(len(stream), alike.context, batch_size, alike.seed)
+    held_out = alike.held_out
     marks = {round(steps * (look + 1) / looks) for look in range(looks)}
     curve, seconds, since = [], 0.0, time.perf_counter()
     for step in range(steps):
@@ -123,19 +149,13 @@ def arms_of(
     """nanoGPT and the public baseline where there are checkouts of them, and ours, each around its own usual rate."""
     arms = []
     if nanogpt is not None:
-        build = partial(NanoGPT, nanogpt, _twin(plan), device=device)
-        arms.append(Arm("nanoGPT", tuple(6e-4 * factor for factor in factors), build))
+        build = partial(NanoGPT, nanogpt, uniform_twin(plan), device=device)
+        arms.append(Arm("nanoGPT", tuple(NANOGPT_RATE * factor for factor in factors), build))
     if baseline is not None:
-        theirs = partial(Baseline, baseline, _twin(plan), device=device)
+        theirs = partial(Baseline, baseline, uniform_twin(plan), device=device)
         arms.append(Arm("baseline", tuple(factors), theirs))
     own = partial(_ours, plan, config, device=device)
     return [*arms, Arm("meristem", tuple(config.rate * factor for factor in factors), own)]
-
-
-def _twin(plan: Plan) -> Plan:
-    """A plan for peers, whose layers are all alike."""
-    heads = [max(plan.heads)] * len(plan.layers)
-    return Plan.from_heads(heads, width=plan.width, vocabulary=plan.vocabulary, context=plan.context)
 
 
 def _ours(plan: Plan, config: OptimizerConfig, rate: float, steps: int, *, device: torch.device) -> Contender:
@@ -143,8 +163,7 @@ def _ours(plan: Plan, config: OptimizerConfig, rate: float, steps: int, *, devic
 
 
 def compare_recipes(
-    arms: Sequence[Arm], data: TokenData, plan: Plan, device: torch.device, *, steps: int, batch_size: int, looks: int,
-    windows: int, seed: int, shares: Sequence[float], say: Callable[[str], None],
+    arms: Sequence[Arm], plan: Plan, alike: Conditions, *, shares: Sequence[float], say: Callable[[str], None],
     keep: Callable[[dict[str, Any]], None],
 ) -> dict[str, Any]:  # fmt: skip
     """Train every arm at each of its rates with one seed, then at the best of them with the next seed; ready for JSON.
@@ -152,21 +171,16 @@ def compare_recipes(
     Only the latter is compared. Ours is also trained for `shares` of the updates, each with a curve of that length, and
     the baseline for as many as it makes in the time of ours. What there is so far is given to `keep` after every one.
     """
-    check_minimums(("steps", steps, 2), ("batch", batch_size, 1), ("looks", looks, 1), ("windows", windows, 1))
-    if windows < batch_size:
-        raise InputError("windows", windows, f"must be at least one batch, {batch_size}")
-    there = len(held_out_windows(data.split("held_out"), plan.context, windows))
-    if there < batch_size:
-        raise InputError("batch", batch_size, f"must be at most the held-out windows, of which there are {there}")
+    steps, device = alike.steps, alike.device
+    check_minimums(("steps", steps, 2))
     for share in shares:
         if not 1 <= round(share * steps) <= steps:
             raise InputError("shares", share, f"must be at most 1, and leave at least one update of {steps}")
-    common: dict[str, Any] = {"batch_size": batch_size, "looks": looks, "windows": windows, "say": say}
     report: dict[str, Any] = {
         "device": describe_device(device), "torch": torch.__version__,
         "settings": {
-            "steps": steps, "batch_size": batch_size, "context": plan.context, "seed": seed,
-            "windows": there - there % batch_size,
+            "steps": steps, "batch_size": alike.batch_size, "context": alike.context, "seed": alike.seed,
+            "windows": len(alike.held_out) // alike.batch_size * alike.batch_size,
             "parameters": plan.parameters, "heads": list(plan.heads),
         },
         "tried": [], "compared": [],
@@ -174,8 +188,8 @@ def compare_recipes(
 
     def run(part: str, arm: Arm, rate: float, count: int, name: str | None = None) -> Training:
         torch._dynamo.reset()
-        number = seed if part == "tried" else seed + 1
-        result = trained(name or arm.name, rate, arm.build, data, plan, device, steps=count, seed=number, **common)
+        seed = alike.seed if part == "tried" else alike.seed + 1
+        result = trained(name or arm.name, rate, arm.build, replace(alike, steps=count, seed=seed), say)
         gc.collect()
         if device.type == "cuda":
             torch.cuda.empty_cache()

@@ -11,7 +11,7 @@ import torch
 from meristem.bench.step import (
     TrainingStep,
     check_minimums,
-    cold_compiler,
+    cold_kernels,
     pause_seconds,
     random_batches,
     step_times,
@@ -22,7 +22,7 @@ from meristem.growth import Grower, Stack, prepared
 from meristem.plan import Plan
 
 
-@cold_compiler()
+@cold_kernels()
 def measure_stack(plan: Plan, device: torch.device, *, start_layers: int, batch: int, steps: int) -> dict[str, Any]:
     """A model grows from `start_layers` to all layers of the plan at once; ready for JSON.
 

@@ -8,14 +8,11 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 from torch._inductor.utils import fresh_cache
 
-from meristem.bench.peers import nanogpt_model
-from meristem.choices import OptimizerKind
 from meristem.config import OptimizerConfig
 from meristem.devices import autocast, compute_dtype, peak_flops
 from meristem.limits import check_integer
@@ -26,6 +23,18 @@ from meristem.training.gradients import Gradients
 from meristem.training.optimizer import guarded_update, make_optimizer
 
 Step = Callable[[Tensor, Tensor], Tensor]  # tokens (B, T) and targets in, loss out; includes the optimizer's update
+
+
+@dataclass(frozen=True)
+class Timing:
+    """How steps are timed: sequences of each, how many of them, and untimed ones before."""
+
+    batch: int
+    steps: int
+    warmup: int
+
+    def __post_init__(self) -> None:
+        check_minimums(("batch", self.batch, 1), ("steps", self.steps, 2), ("warmup", self.warmup, 0))
 
 
 @dataclass(frozen=True)
@@ -45,24 +54,34 @@ class StepResult:
 
 
 class TrainingStep:
-    """A model of the plan with the step that `meristem train` runs, without its bookkeeping."""
+    """A model of the plan with the step that `meristem train` runs, without its bookkeeping.
+
+    The learning rate is the peak of the configuration, unless another `rate` is set before a step.
+    """
 
     def __init__(
         self, plan: Plan, device: torch.device, *, attention: str = "auto", compile: bool = False,
-        recompute: bool = False, average: float = 0.0, optimizer: OptimizerKind = "adamw",
+        recompute: bool = False, average: float = 0.0, optimizer: OptimizerConfig | None = None, seed: int = 0,
     ) -> None:  # fmt: skip
-        self.average = average
-        self.model = (Decoder(plan) if plan.classes is None else Classifier(plan)).to(device)
+        self.device, self.average, self.config = device, average, optimizer or OptimizerConfig()
+        self.rate = self.config.rate
+        self.model = (Decoder(plan, seed) if plan.classes is None else Classifier(plan, seed)).to(device)
         self.kernels = self.model.use_attention(device, compute_dtype(device), attention)
-        self.config = OptimizerConfig(kind=optimizer)
         self.optimizer = make_optimizer(self.model, self.config)
         self.gradients = Gradients(self.model, device=device, compile=compile, recompute=recompute)
 
     def __call__(self, tokens: Tensor, targets: Tensor) -> Tensor:
         loss = self.gradients(tokens[None], targets[None])
-        _, skipped = guarded_update(self.optimizer, self.config.rate, loss, self.config.clip)
+        _, skipped = guarded_update(self.optimizer, self.rate, loss, self.config.clip)
         if self.average:
             update_average(self.optimizer, self.average, skipped)
+        return loss
+
+    def loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        """The mean cross entropy of tokens (B, T)."""
+        with autocast(self.device):
+            loss = self.model(tokens, targets).loss
+        assert loss is not None
         return loss
 
     def changed(self, model: nn.Module | None = None) -> None:
@@ -72,64 +91,46 @@ class TrainingStep:
         self.gradients.restructured(model)
 
 
-def meristem_step(plan: Plan, device: torch.device, *, attention: str, compile: bool) -> tuple[Step, list[str]]:
-    """Our step, and the attention kernel of each layer."""
-    step = TrainingStep(plan, device, attention=attention, compile=compile)
-    return step, step.kernels
-
-
-def nanogpt_step(folder: Path, plan: Plan, device: torch.device) -> Step:
-    """nanoGPT's model and optimizer step, as its train.py does them, from a checkout of karpathy/nanoGPT.
-
-    On a GPU it is compiled, which is its default.
-    """
-    model = nanogpt_model(folder, plan).to(device)
-    optimizer = model.configure_optimizers(0.1, 6e-4, (0.9, 0.95), device.type)
-    forward = torch.compile(model) if device.type == "cuda" else model
-
-    def step(tokens: Tensor, targets: Tensor) -> Tensor:
-        with autocast(device):
-            _, loss = forward(tokens, targets)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        return loss.detach()
-
-    return step
-
-
 def measure(
-    name: str, step: Step, plan: Plan, device: torch.device, *, batch: int, steps: int, warmup: int,
-    attention: list[str] | None = None,
-) -> StepResult:  # fmt: skip
-    """Time `steps` steps on fresh random tokens after `warmup` untimed ones (CUDA events on a GPU)."""
-    batches = random_batches(plan, device, batch)
+    name: str, step: Step, plan: Plan, device: torch.device, timing: Timing, attention: list[str] | None = None
+) -> StepResult:
+    """Time steps on fresh random tokens, after the first one and the untimed ones (CUDA events on a GPU)."""
+    batches = random_batches(plan, device, timing.batch)
     begin = time.perf_counter()
     step(*next(batches))
     wait(device)
     compile_seconds = time.perf_counter() - begin
-    for _ in range(warmup):
+    for _ in range(timing.warmup):
         step(*next(batches))
-    if device.type == "cuda":
-        torch.cuda.empty_cache()  # what compilation left behind is not part of a step
-        torch.cuda.reset_peak_memory_stats(device)
-    times, loss = step_times(step, batches, steps, device)
+    forget_peak(device)
+    times, loss = step_times(step, batches, timing.steps, device)
     low, median, high = statistics.quantiles(times, n=4)
-    rate = batch * plan.context / median * 1e3
+    rate = timing.batch * plan.context / median * 1e3
     peak = peak_flops(device)
     return StepResult(
         name=name,
         milliseconds=median,
         spread=high - low,
         tokens_per_second=rate,
-        peak_gib=torch.cuda.max_memory_reserved(device) / 2**30 if device.type == "cuda" else None,
+        peak_gib=peak_gib(device),
         mfu=None if peak is None else rate * plan.cost.training.full / peak,
         attention=attention,
-        steps=steps,
+        steps=timing.steps,
         compile_seconds=compile_seconds,
         last_loss=float(loss),
     )
+
+
+def forget_peak(device: torch.device) -> None:
+    """Let the memory at the most be counted from here on, without what first steps left behind."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+def peak_gib(device: torch.device) -> float | None:
+    """The most memory held by the allocator since then; not known of a CPU."""
+    return torch.cuda.max_memory_reserved(device) / 2**30 if device.type == "cuda" else None
 
 
 def step_times(
@@ -179,14 +180,13 @@ def pause_seconds(step: Step, batches: Iterator[tuple[Tensor, Tensor]], device: 
 
 
 @contextmanager
-def cold_compiler() -> Iterator[None]:
-    """Nothing is compiled yet, neither in memory nor on disk, as in the first run on a machine."""
-    torch._dynamo.reset()
-    try:
-        with fresh_cache():
-            yield
-    finally:
-        torch._dynamo.reset()  # what was compiled lay in the folder that is gone now
+def cold_kernels() -> Iterator[None]:
+    """No Triton kernel is on disk yet, as in the first run on a machine; what this process has used is in its memory.
+
+    That is all that a plain training step compiles.
+    """
+    with fresh_cache():
+        yield
 
 
 def check_minimums(*limits: tuple[str, int, int]) -> None:

@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from meristem.bench.step import StepResult, check_minimums, measure, meristem_step, nanogpt_step
+from meristem.bench.peers import NanoGPTStep, uniform_twin
+from meristem.bench.step import StepResult, Timing, TrainingStep, check_minimums, measure
 from meristem.bench.train_speed import measure_train
 from meristem.devices import describe_device
 from meristem.plan import Plan
@@ -37,9 +38,7 @@ def compare_steps(
     attention: Sequence[str],
     nanogpt: Path | None,
     train: bool,
-    batch: int,
-    steps: int,
-    warmup: int,
+    timing: Timing,
     rounds: int,
     compile: bool,
     say: Callable[[str], None],
@@ -49,21 +48,18 @@ def compare_steps(
     With `train` the whole of `meristem train` is measured too, for each plan. Arms are measured in turn, `rounds` times
     over, so that a slow drift of the machine falls on all of them.
     """
-    check_minimums(("batch", batch, 1), ("steps", steps, 2), ("warmup", warmup, 0), ("rounds", rounds, 1))
-    timing: dict[str, Any] = {"batch": batch, "steps": steps, "warmup": warmup}
+    check_minimums(("rounds", rounds, 1))
     first = next(iter(plans.values()))
     arms: list[Callable[[], StepResult]] = []
     if nanogpt is not None:
-        heads = [max(first.heads)] * len(first.layers)
-        twin = Plan.from_heads(heads, width=first.width, vocabulary=first.vocabulary, context=first.context)
-        arms.append(partial(_nanogpt, nanogpt, twin, device, timing))
+        arms.append(partial(_nanogpt, nanogpt, uniform_twin(first), device, timing))
     for name, plan in plans.items():
         for wanted in attention:
             label = name if len(attention) == 1 else f"{name}, {wanted}"
             arms.append(partial(_ours, label, plan, device, wanted, compile, timing))
             if train:
-                whole = partial(measure_train, batch=batch, steps=steps, compile=compile, attention=wanted)
-                arms.append(partial(whole, f"train, {label}", plan, device))
+                whole = partial(measure_train, attention=wanted, compile=compile)
+                arms.append(partial(whole, f"train, {label}", plan, device, timing))
     results = []
     for _ in range(rounds):
         for arm in arms:
@@ -76,21 +72,19 @@ def compare_steps(
     return {
         "device": describe_device(device),
         "torch": torch.__version__,
-        "settings": {**timing, "context": first.context, "compile": compile, "parameters": first.parameters},
+        "settings": {**asdict(timing), "context": first.context, "compile": compile, "parameters": first.parameters},
         "plans": {name: list(plan.heads) for name, plan in plans.items()},
         "results": [asdict(result) for result in results],
     }
 
 
-def _nanogpt(folder: Path, plan: Plan, device: torch.device, timing: dict[str, Any]) -> StepResult:
-    return measure("nanoGPT", nanogpt_step(folder, plan, device), plan, device, **timing)
+def _nanogpt(folder: Path, plan: Plan, device: torch.device, timing: Timing) -> StepResult:
+    return measure("nanoGPT", NanoGPTStep(folder, plan, device), plan, device, timing)
 
 
-def _ours(
-    name: str, plan: Plan, device: torch.device, attention: str, compile: bool, timing: dict[str, Any]
-) -> StepResult:
-    step, kernels = meristem_step(plan, device, attention=attention, compile=compile)
-    return measure(name, step, plan, device, attention=kernels, **timing)
+def _ours(name: str, plan: Plan, device: torch.device, attention: str, compile: bool, timing: Timing) -> StepResult:
+    step = TrainingStep(plan, device, attention=attention, compile=compile)
+    return measure(name, step, plan, device, timing, step.kernels)
 
 
 def results_text(report: dict[str, Any]) -> str:

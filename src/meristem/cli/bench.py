@@ -67,6 +67,7 @@ def bench_step(
     out: Out = None,
 ) -> None:
     """Time of a whole training step (forward, backward, update), schedule by schedule, in one run."""
+    from meristem.bench.step import Timing
     from meristem.bench.steps import SIZES, Size, compare_steps, results_text
     from meristem.devices import choose_device
     from meristem.plan import Plan
@@ -84,8 +85,8 @@ def bench_step(
         shape: dict[str, Any] = {"layers": size.layers, "width": size.width, "heads": size.heads}
         reports[name] = compare_steps(
             {s: Plan.scheduled(s, **shape, vocabulary=vocabulary, context=context) for s in schedules.split(",")},
-            place, attention=attention.split(","), nanogpt=nanogpt, train=train, batch=size.batch, steps=steps,
-            warmup=warmup, rounds=rounds, compile=compile,
+            place, attention=attention.split(","), nanogpt=nanogpt, train=train,
+            timing=Timing(size.batch, steps, warmup), rounds=rounds, compile=compile,
             say=lambda text: print(text, file=sys.stderr, flush=True),
         )  # fmt: skip
         print(results_text(reports[name]), flush=True)
@@ -174,7 +175,7 @@ def bench_recipe(
     out: Out = None,
 ) -> None:
     """Loss against seconds of whole trainings: nanoGPT, a public baseline and ours, each at its best rate."""
-    from meristem.bench.recipe import arms_of, compare_recipes, recipes_text
+    from meristem.bench.recipe import Conditions, arms_of, compare_recipes, recipes_text
     from meristem.config import Config, ModelConfig, OptimizerConfig, load_config
     from meristem.data import TokenData, open_data
     from meristem.devices import choose_device
@@ -190,7 +191,7 @@ def bench_recipe(
         plan, own.optimizer, place, nanogpt=nanogpt, baseline=baseline, factors=positive_numbers("factors", factors),
     )  # fmt: skip
     report = compare_recipes(
-        arms, found, plan, place, steps=steps, batch_size=batch, looks=looks, windows=windows, seed=seed,
+        arms, plan, Conditions(found, plan.context, place, steps, batch, looks, windows, seed),
         shares=positive_numbers("shares", shares), say=lambda text: print(text, file=sys.stderr, flush=True),
         keep=lambda so_far: _write_json(so_far, out),
     )  # fmt: skip

@@ -57,6 +57,9 @@ def plan_command(
         bool, typer.Option("--recompute", help="Estimate memory with blocks recomputed (train.recompute).")
     ] = False,
     optimizer: Annotated[OptimizerKind, typer.Option(help="Whose moments are kept, for the same.")] = "adamw",
+    average: Annotated[
+        bool, typer.Option("--average", help="With an average of the weights (train.average), for the same.")
+    ] = False,
     world: Annotated[int, typer.Option(help="Processes that train together, for the same.")] = 1,
     parallel: Annotated[
         Parallel | None, typer.Option(help="Whether each of them has the whole model, ddp, or its part of it, fsdp.")
@@ -107,6 +110,7 @@ def plan_command(
         "optimizer": optimizer,
         "parallel": parallel or "ddp",
         "world": world,
+        "average": average,
         "recompute": recompute,
     }
     if parallel is not None and world == 1:
@@ -154,7 +158,8 @@ def _measured(plan: Plan, batch_tokens: int, device: str, options: TrainingOptio
     place = choose_device(device)
     print(f"measuring on {place}, steps of about {batch_tokens:,} tokens (--batch-tokens)", file=sys.stderr, flush=True)
     return measure_plan(
-        plan, place, batch_tokens, optimizer=options["optimizer"], recompute=options["recompute"],
+        plan, place, batch_tokens, optimizer=options["optimizer"], average=options["average"],
+        recompute=options["recompute"],
     )  # fmt: skip
 
 

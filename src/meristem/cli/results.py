@@ -85,7 +85,9 @@ def eval_command(
         text, distances = evaluation_text(result), result.attention_distance
     pictures: list[Path | None] = []
     if data is None:  # those of the run are not about other data
-        pictures = [draw_structure(run, distances, result.plan, out), draw_loss(run, out), draw_growth(run, out)]
+        pictures = [draw_loss(run, out), draw_growth(run, out)]
+        if not average:  # of which the run's own picture tells nothing
+            pictures = [draw_structure(run, distances, result.plan, out), *pictures]
     if as_json:
         print(json.dumps(result.to_dict(), indent=1))
         return

@@ -139,14 +139,20 @@ class DemandGauge:
         x, gradients, sizes = (part.to(**self.place) for part in (inputs, gradients, sizes))
         real = attention_mask.any(-1).expand(x.shape[1], -1)[None, :, :, None].to(x)
         sequences, tokens = sum_over_ranks(torch.stack((x.new_full((), x.shape[1]), real.sum())))
+
+        def of_real(part: Tensor) -> Tensor:
+            return (
+                part * real if attention_mask.ndim == 3 else part
+            )  # where all sequences look alike nothing is padding
+
         # What is the same for all tokens is not for attention to say: it is taken out of the gradients, and of what is
         # read. With the one gone the other is a constant in derivatives.
-        gradients = (gradients - sum_over_ranks((gradients * real).sum((1, 2), keepdim=True)) / tokens) * real
+        gradients = of_real(gradients - sum_over_ranks(of_real(gradients).sum((1, 2), keepdim=True)) / tokens)
         looks = self.looks.clone().requires_grad_()
         with torch.enable_grad(), _coarse_products():
             values, refused = self._read(x, gradients, looks, attention_mask)
-            middle = sum_over_ranks((values.detach() * real).sum((1, 2), keepdim=True)) / tokens
-            values = (values - middle) * real
+            middle = sum_over_ranks(of_real(values.detach()).sum((1, 2), keepdim=True)) / tokens
+            values = of_real(values - middle)
             # What would be written is values @ core.T @ left.T, whose size needs no left: that is orthonormal.
             wanted = gradients @ self.outputs.left_core[:, None]
             gains = -(wanted * values).sum((2, 3))

@@ -15,6 +15,7 @@ from torch import Tensor
 from meristem.errors import InputError
 from meristem.model.block import Pass
 from meristem.model.growable import Growable
+from meristem.model.operators import accum_dtype
 from meristem.ranks import some_of, sum_over_ranks, world
 
 SEQUENCES, TOKENS = 64, 8192  # of the whole batch, over all processes, that are looked at at most
@@ -94,14 +95,15 @@ def look(model: Growable, tokens: Tensor, targets: Tensor) -> Seen:
     # All that is asked for are gradients by activations, so only the first layer's output need lead to them.
     with _frozen(model, but=model.stack[0].attention.out.weight), torch.enable_grad():
         loss, passes = _watched(model, tokens, targets)
-        gradients = torch.autograd.grad(loss, [seen.update for seen in passes])
+        terms = torch.full_like(loss, targets.numel())
+        gradients = torch.autograd.grad(loss, [seen.update for seen in passes], terms)
     with torch.no_grad(), torch.autocast(tokens.device.type, enabled=False):
         blocks = zip(model.stack, passes, strict=True)
         inputs = torch.stack([block.attention_input(seen.stream.detach()) for block, seen in blocks])
         mask = model.attention_mask(tokens)
         heads = HeadsRead([seen.head_outputs.detach() for seen in passes], _real(mask, len(tokens)))
         sizes = _sizes([seen.stream.detach() for seen in passes], heads.real)
-        return Seen(loss.detach().float(), inputs, torch.stack(gradients) * targets.numel(), mask, sizes, heads)
+        return Seen(loss.detach().float(), inputs, torch.stack(gradients), mask, sizes, heads)
 
 
 @torch.no_grad()
@@ -119,9 +121,11 @@ def _real(attention_mask: Tensor, batch: int) -> Tensor:
 
 def _sizes(streams: Sequence[Tensor], real: Tensor) -> Tensor:
     """The root mean square of a coordinate of every stream (B, T, d), over real tokens (B, T) of all processes."""
-    squares = [(stream.float() * real[..., None]).square().mean(-1).sum() for stream in streams]
-    *sums, count = sum_over_ranks(torch.stack([*squares, real.sum()]))
-    return (torch.stack(sums) / count).sqrt()
+    precise = accum_dtype(streams[0].dtype)
+    lengths = torch.stack([torch.linalg.vector_norm(stream, dim=-1, dtype=precise) for stream in streams])
+    squares = (lengths * real).square().sum((1, 2)) / streams[0].shape[-1]
+    sums = sum_over_ranks(torch.cat((squares, real.sum()[None])))
+    return (sums[:-1] / sums[-1]).sqrt()
 
 
 def _watched(model: Growable, tokens: Tensor, targets: Tensor) -> tuple[Tensor, list[Pass]]:

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import silu
+from torch.nn.functional import embedding, silu
 
 from meristem.errors import InputError
 from meristem.model.operators import accum_dtype, operator, product_dtype, product_in, use_triton
@@ -51,6 +51,45 @@ def _check_targets(targets: Tensor, vocabulary: int) -> None:
     if len(outside):
         expected = f"must be from 0 to {vocabulary - 1}, or {IGNORE} where nothing is to be predicted"
         raise InputError("targets", int(outside[0]), expected)
+
+
+# --- embedding -----------------------------------------------------------------------------------------------------
+
+
+@operator("embed_backward")
+def _embed_backward(grad: Tensor, tokens: Tensor, vocabulary: int, dtype: torch.dtype) -> Tensor:
+    """The sums (V, d) of the rows of grad (N, d) that belong to the same of the tokens (N,)."""
+    if use_triton(grad):
+        from meristem.model.triton_kernels import embed_backward_kernel
+
+        return embed_backward_kernel(grad, tokens, vocabulary, dtype)
+    return torch.ops.aten.embedding_dense_backward(grad.to(dtype), tokens, vocabulary, -1, False)
+
+
+@_embed_backward.register_fake
+def _(grad: Tensor, tokens: Tensor, vocabulary: int, dtype: torch.dtype) -> Tensor:
+    return grad.new_empty(vocabulary, grad.shape[1], dtype=dtype)
+
+
+class _Embed(torch.autograd.Function):
+    """A lookup without a copy in the weights' dtype on its way to that of the stream."""
+
+    @staticmethod
+    def forward(ctx: Any, tokens: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
+        ctx.save_for_backward(tokens)
+        ctx.like = (weight.shape[0], weight.dtype)
+        return embedding(tokens, weight).to(dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor, None]:
+        (tokens,) = ctx.saved_tensors
+        return None, _embed_backward(grad.flatten(0, -2), tokens.flatten(), *ctx.like), None
+
+
+def embed(tokens: Tensor, weight: Tensor) -> Tensor:
+    """The rows of weight (V, d) for tokens (B, T): (B, T, d) in the dtype of products."""
+    x: Tensor = _Embed.apply(tokens, weight, product_dtype(weight))
+    return x
 
 
 # --- gains of norms ---------------------------------------------------------------------------------------------------
@@ -108,6 +147,15 @@ class Folded(NamedTuple):
 
     def again(self, dtype: torch.dtype) -> Tensor:
         return fold_gain(self.weight, self.gain, dtype) if self.kept is None else self.kept
+
+    def gradients(self, ctx: Any, grad: Tensor, x: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        """Those of weight and gain, the second and third input of a function, from that of its product with x (N, d).
+
+        Whoever asks what the loss wants of activations has frozen them: then there is nothing to compute.
+        """
+        if not any(ctx.needs_input_grad[1:3]):
+            return None, None
+        return fold_gain_backward(grad.T @ x, self.weight, self.gain)
 
 
 # --- heads -------------------------------------------------------------------------------------------------------
@@ -264,8 +312,7 @@ class _ProjectHeads(torch.autograd.Function):
             packed = norm_rotate_heads_backward(dq, dk, dv, *normed, cos, sin).flatten(2)
         else:
             packed = rotate_heads_backward(dq, dk, dv, cos, sin).flatten(2)
-        product_grad = packed.flatten(0, 1).T @ x.flatten(0, 1)
-        grads = fold_gain_backward(product_grad, folded.weight, folded.gain)
+        grads = folded.gradients(ctx, packed.flatten(0, 1), x.flatten(0, 1))
         return packed @ folded.again(x.dtype), *grads, None, None, None, None, None
 
 
@@ -348,9 +395,9 @@ class _WriteHeads(torch.autograd.Function):
         return x @ cast.T
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None]:
         x, weight = ctx.saved_tensors
-        return grad @ weight, product_in(grad.T, x, ctx.weight_dtype)
+        return grad @ weight, product_in(grad.T, x, ctx.weight_dtype) if ctx.needs_input_grad[1] else None
 
 
 def write_heads(x: Tensor, weight: Tensor) -> Tensor:
@@ -495,12 +542,13 @@ class _SwigluFeedForward(torch.autograd.Function):
         return swiglu(gate_up) @ cast_down.T
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, gate_up, *parts, down = ctx.saved_tensors
         folded = Folded(*parts)
         gate_up_grad, hidden = swiglu_backward(gate_up, grad @ down)
-        grads = fold_gain_backward(gate_up_grad.T @ x, folded.weight, folded.gain)
-        return gate_up_grad @ folded.again(x.dtype), *grads, product_in(grad.T, hidden, ctx.down_dtype)
+        grads = folded.gradients(ctx, gate_up_grad, x)
+        down_grad = product_in(grad.T, hidden, ctx.down_dtype) if ctx.needs_input_grad[3] else None
+        return gate_up_grad @ folded.again(x.dtype), *grads, down_grad
 
 
 def swiglu_feed_forward(x: Tensor, weight: Tensor, gain: Tensor, down: Tensor) -> Tensor:

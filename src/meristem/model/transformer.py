@@ -17,7 +17,7 @@ from meristem.model.attention import View
 from meristem.model.backends import choose_backends
 from meristem.model.block import INIT_STD, Block, Norm, Pass, PassWatch, draw_normal
 from meristem.model.cache import CacheSlot, KVCache
-from meristem.model.operators import product_dtype
+from meristem.model.fused import embed
 from meristem.model.rotary import RotaryPair, RotaryTables
 from meristem.plan import LayerPlan, Plan
 
@@ -34,8 +34,7 @@ Watch = Callable[[int, int, Pass], None]  # called with the layer, the number of
 
 def _enter(embedding: nn.Embedding, tokens: Tensor) -> tuple[Tensor, Tensor]:
     """The residual stream x, and the branch: what was computed last, which the next norm adds to it (see `Block`)."""
-    x = embedding(tokens)
-    x = x.to(product_dtype(x))
+    x = embed(tokens, embedding.weight)
     return x, torch.zeros_like(x)  # nothing has been computed yet
 
 

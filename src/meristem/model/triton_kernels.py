@@ -58,6 +58,25 @@ def cross_entropy_kernel_(logits: Tensor, targets: Tensor, scale: Tensor) -> Ten
 
 
 @triton.jit
+def _embed_backward(grad, tokens, result, width, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    # Rows of equal tokens meet in any order; their sums differ in the last bits from call to call.
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.arange(0, BLOCK)
+    inside = at < width
+    value = tl.load(grad + row * width + at, mask=inside, other=0.0).to(result.dtype.element_ty)
+    tl.atomic_add(result + tl.load(tokens + row) * width + at, value, mask=inside, sem="relaxed")
+
+
+def embed_backward_kernel(grad: Tensor, tokens: Tensor, vocabulary: int, dtype: torch.dtype) -> Tensor:
+    result = torch.zeros(vocabulary, grad.shape[1], dtype=torch.float32, device=grad.device)
+    block = triton.next_power_of_2(grad.shape[1])
+    _embed_backward[(grad.shape[0],)](
+        grad.contiguous(), tokens.contiguous(), result, grad.shape[1], BLOCK=block, num_warps=warps_of(block)
+    )
+    return result.to(dtype)
+
+
+@triton.jit
 def _swiglu(gate_up, hidden, width, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -279,19 +298,24 @@ def tile_shape(pairs: int, size: int = 1024) -> tuple[int, int]:
 
 
 @triton.jit
-def _fold_gain(weight, gain, result, size, width, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = at < size
-    value = tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
-    value *= tl.load(gain + at % width, mask=inside, other=0.0).to(tl.float32)
-    tl.store(result + at, value.to(result.dtype.element_ty), mask=inside)
+def _fold_gain(weight, gain, result, rows, width, ROWS: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = (row < rows)[:, None] & (at < width)[None, :]
+    place = row[:, None] * width + at[None, :]
+    factor = tl.load(gain + at, mask=at < width, other=0.0).to(tl.float32)
+    value = tl.load(weight + place, mask=inside, other=0.0).to(tl.float32) * factor[None, :]
+    tl.store(result + place, value.to(result.dtype.element_ty), mask=inside)
 
 
 def fold_gain_kernel(weight: Tensor, gain: Tensor, dtype: torch.dtype) -> Tensor:
     weight = weight.contiguous()
     result = torch.empty_like(weight, dtype=dtype)
-    size, block = weight.numel(), 2048
-    _fold_gain[(triton.cdiv(size, block),)](weight, gain, result, size, weight.shape[1], BLOCK=block, num_warps=8)
+    rows, width = weight.shape
+    block, held = min(256, triton.next_power_of_2(width)), 8
+    _fold_gain[(triton.cdiv(rows, held), triton.cdiv(width, block))](
+        weight, gain, result, rows, width, ROWS=held, BLOCK=block, num_warps=4
+    )
     return result
 
 

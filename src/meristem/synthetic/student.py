@@ -34,6 +34,7 @@ class Student(nn.Module):
         # Angles of zero: the tokens have no order.
         self.register_buffer("cos", torch.ones(length, 1, head_dim))
         self.register_buffer("sin", torch.zeros(length, 1, head_dim))
+        self.register_buffer("gain", torch.ones(width), persistent=False)  # there is no norm
         attention = self.stack[0].attention
         generator = torch.Generator().manual_seed(seed)
         draw_normal(attention.qkv.weight, width**-0.5, generator)
@@ -41,6 +42,7 @@ class Student(nn.Module):
 
     cos: Tensor
     sin: Tensor
+    gain: Tensor
 
     @property
     def stack(self) -> list[StudentLayer]:
@@ -64,7 +66,7 @@ class Student(nn.Module):
             watch(0, 0, Pass(queries, keys, head_outputs, tokens, update))
 
         view = View(causal=False, watch=None if watch is None else show)
-        result: Tensor = attention(tokens, self.rope(attention.layer.head_dim), view)
+        result: Tensor = attention(tokens, self.gain, self.rope(attention.layer.head_dim), view)
         return result
 
     def loss(self, tokens: Tensor, targets: Tensor, *, watch: Watch | None = None) -> Tensor:

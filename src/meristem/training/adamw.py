@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from inspect import unwrap
 from typing import Any
 
 import torch
@@ -35,7 +36,7 @@ class AdamW(torch.optim.AdamW):
         if not any(trained):
             return loss
         if not all(_is_plain(p) for parameters in trained for p in parameters):
-            super().step()
+            _torch_step(self)
             return loss
         from meristem.training.triton_adamw import adamw_kernel_
 
@@ -55,6 +56,11 @@ class AdamW(torch.optim.AdamW):
             state["exp_avg"] = torch.zeros_like(parameter)
             state["exp_avg_sq"] = torch.zeros_like(parameter)
         return state
+
+
+def _torch_step(optimizer: AdamW) -> None:
+    """torch's update without the hooks of a step, which torch puts around the methods of both classes."""
+    unwrap(torch.optim.AdamW.step, stop=lambda function: not hasattr(function, "hooked"))(optimizer)
 
 
 def _is_plain(parameter: Tensor) -> bool:

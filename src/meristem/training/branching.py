@@ -24,12 +24,12 @@ from meristem.runs.checkpoint import (
     step_of,
     write_checkpoint,
 )
-from meristem.runs.divergence import write_rewinds
+from meristem.runs.divergence import Rewind, write_rewinds
 from meristem.runs.log import Log, log_until, positions
 from meristem.runs.origin import first_difference
 from meristem.runs.run_folder import RunFolder
 from meristem.training.distributed import Processes
-from meristem.training.going_on import binding
+from meristem.training.going_on import binding, rewind_event
 from meristem.training.optimizer import constant_part
 from meristem.wording import listed
 
@@ -94,6 +94,15 @@ class Trunk:
         """The checkpoint."""
         return load_checkpoint(self.folder.checkpoints / checkpoint_name(self.step))
 
+    def rewinds(self, known: int) -> tuple[Rewind, ...]:
+        """The trunk's returns that its checkpoint knows, and those until the last one to that very checkpoint.
+
+        What was passed over since then is no business of a branch.
+        """
+        rewinds = self.folder.rewinds
+        returns = [number for number, rewind in enumerate(rewinds, 1) if rewind.to_step == self.step]
+        return rewinds[: max([known, *returns])]
+
     def fill(self, run: RunFolder, config: Config, checkpoint: Checkpoint) -> None:
         """Give a run that has an origin, and nothing more, all that it goes on from."""
         state = checkpoint.state
@@ -105,12 +114,18 @@ class Trunk:
                 logger.warning("%s: is not what was recorded until step %d (%s)", source, self.step, wrong)
             if kept:
                 log.write_bytes(kept)
-        if rewinds := self.folder.rewinds[: state.get("rewinds", 0)]:
+        events, told = Log(run.events), list(run.read(run.events))
+        if rewinds := self.rewinds(state.get("rewinds", 0)):
             write_rewinds(run.path, rewinds)
-        events = Log(run.events)
+        for event in (rewind_event(rewind) for rewind in rewinds if rewind.to_step <= self.step):
+            if event not in told:
+                events.append(event)
         events.append({"step": self.step, "event": "branch", "run": str(self.folder.path)})
         logs = {log.name: Log(log).position.to_dict() for log in run.logs}
-        own = {**state, **binding(run, config), "logs": logs, "good": True}  # there is nothing before it to go back to
+        own = {
+            **state, **binding(run, config), "logs": logs, "rewinds": len(rewinds),
+            "good": True,  # there is nothing before it to go back to
+        }  # fmt: skip
         if not config.train.average:  # it would stay as it is, an average of the trunk alone
             checkpoint = checkpoint.without_average()
         write_checkpoint(run.checkpoints, checkpoint.with_state(own, run.logs))

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 class RecordedStep:
     """A recorded forward and backward of one micro-batch shape. A replay overwrites the gradients, it does not add.
 
-    The first update of a model, and the first one after a change, is made without a recording: that compiles kernels
-    and lets libraries allocate their workspaces. The next one is recorded. Only where one change follows soon upon
-    another the model has to rest first, since a recording takes as long as an update or two.
+    The first update after a change is made without a recording: that compiles kernels and lets libraries allocate their
+    workspaces. The next one is recorded. Only where one change follows soon upon another the model has to rest first,
+    since a recording takes as long as an update or two.
     """
 
     REST = 10  # updates
@@ -25,8 +25,9 @@ class RecordedStep:
         self.gradients = gradients
         self.recording: torch.cuda.CUDAGraph | None = None
         self.loss: Tensor | None = None
-        self.rest = 1  # updates before one is recorded
+        self.rest = 0  # updates before one is recorded
         self.stood = 0  # updates since the model has changed
+        self.fresh = True
 
     def is_due(self) -> bool:
         """Whether this update is recorded, or replayed; to be asked once for each."""
@@ -57,6 +58,9 @@ class RecordedStep:
 
     def _record(self, tokens: Tensor, targets: Tensor, weight: float) -> None:
         self.tokens, self.targets = tokens.clone(), targets.clone()
+        if self.fresh:  # no update yet: one would leave the optimizer's moments all over the memory it has used
+            self.gradients.backward(self.tokens, self.targets, weight)
+            self.fresh = False
         self._clear()
         torch.cuda.empty_cache()  # the recording allocates from a pool of its own
         self.recording = torch.cuda.CUDAGraph()

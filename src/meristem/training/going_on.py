@@ -89,7 +89,7 @@ def restore_logs(folder: RunFolder, checkpoint: Checkpoint | None, say: Say) -> 
     wanted: list[dict[str, Any]] = []
     if checkpoint is not None:
         wanted.append({"step": step, "event": "checkpoint", "path": checkpoint_name(step)})
-    wanted += [_rewind_event(rewind) for rewind in folder.rewinds if rewind.to_step <= step]
+    wanted += [rewind_event(rewind) for rewind in folder.rewinds if rewind.to_step <= step]
     if step == folder.config.train.steps:
         wanted.append({"step": step, "event": "finished"})
     events = Log(folder.events)
@@ -136,7 +136,8 @@ def _is_good(path: Path, first: int) -> bool:
         return False
 
 
-def _rewind_event(rewind: Rewind) -> dict[str, Any]:
+def rewind_event(rewind: Rewind) -> dict[str, Any]:
+    """A return as events.jsonl tells of it."""
     return {
         "step": rewind.to_step, "event": "rewind", "from_step": rewind.from_step,
         "batches": [rewind.first, rewind.end],

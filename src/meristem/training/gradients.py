@@ -5,7 +5,6 @@ from __future__ import annotations
 from contextlib import nullcontext
 
 import torch
-import torch._dynamo
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 

@@ -47,17 +47,20 @@ class Sharded(nn.Module):
 
     @contextmanager
     def whole(self) -> Iterator[None]:
-        """The model with plain, whole weights, on all processes, which must all come here; then sharded again.
+        """The model with plain, whole weights, on all processes, which must all come here.
 
-        Moments stay where they are: `apply_edit` gathers those of what it changes.
+        Then, also after an error, it is sharded again. Moments stay where they are: `apply_edit` gathers those of what
+        it changes.
         """
         for module in self.root.modules():
             if isinstance(module, FSDPModule):
                 module.reshard()
         sharded = dict(self.root.model.named_parameters())
         gathered = self._gathered(sharded)
-        yield
-        self._shared_out(sharded, gathered)
+        try:
+            yield
+        finally:
+            self._shared_out(sharded, gathered)
 
     @torch.no_grad()
     def _gathered(self, sharded: Mapping[str, nn.Parameter]) -> dict[str, nn.Parameter]:

@@ -16,9 +16,9 @@ FIELDS = 6  # of a row of the table
 
 
 class Table(NamedTuple):
-    """Where the tensors of a group lie, on the device; to be used again as long as they lie there."""
+    """Where the tensors of a group lie, on the device; to be used again as long as they lie there, as large as then."""
 
-    addresses: tuple[int, ...]
+    fields: tuple[int, ...]  # of all weights, one field after the other
     rows: Tensor  # (weights, FIELDS): addresses of weight, gradient, both moments and count of updates; elements
     blocks: Tensor  # (programs, 2): the row that a program works on, and its first element
 
@@ -63,10 +63,10 @@ def adamw_kernel_(
     # Not one tensor for all: the host would wait for it.
     torch._foreach_add_([state["step"] for state in states], [1 - skipped] * len(states))
     columns = parameters, gradients, *([s[key] for s in states] for key in ("exp_avg", "exp_avg_sq", "step"))
-    addresses = tuple(tensor.data_ptr() for column in columns for tensor in column)
-    if table is None or table.addresses != addresses:
+    fields = (*(tensor.data_ptr() for column in columns for tensor in column), *(p.numel() for p in parameters))
+    if table is None or table.fields != fields:
         assert all(tensor.is_contiguous() and tensor.dtype == torch.float32 for column in columns for tensor in column)
-        table = _table(addresses, [p.numel() for p in parameters], like.device)
+        table = _table(fields, like.device)
     _adamw[(len(table.blocks),)](
         table.rows, table.blocks, skipped, scale, group["lr"], group["weight_decay"], beta1, beta2,
         math.log2(beta1) if beta1 else -math.inf, math.log2(beta2) if beta2 else -math.inf, group["eps"],
@@ -75,9 +75,9 @@ def adamw_kernel_(
     return table
 
 
-def _table(addresses: tuple[int, ...], sizes: Sequence[int], device: torch.device) -> Table:
-    rows = torch.tensor([*addresses, *sizes]).view(FIELDS, -1).T.contiguous()
-    counts = [-(-size // BLOCK) for size in sizes]
-    owners = torch.arange(len(sizes)).repeat_interleave(torch.tensor(counts))
+def _table(fields: tuple[int, ...], device: torch.device) -> Table:
+    rows = torch.tensor(fields).view(FIELDS, -1).T.contiguous()
+    counts = [-(-size // BLOCK) for size in rows[:, -1].tolist()]
+    owners = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
     firsts = torch.cat([torch.arange(count) * BLOCK for count in counts])
-    return Table(addresses, rows.to(device), torch.stack((owners, firsts), 1).to(device))
+    return Table(fields, rows.to(device), torch.stack((owners, firsts), 1).to(device))
