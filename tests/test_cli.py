@@ -243,6 +243,18 @@ def test_a_plan_file_comes_back(call: Call, tmp_path: Path) -> None:
     assert "neutral" in call("plan", "--plan", path, "--against", "uniform").out
 
 
+def test_a_plan_of_normed_heads(call: Call, tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    said = call("plan", "--qk-norm", "--out", path)
+    assert "queries and keys normed" in said.out
+    assert Plan.load(path).qk_norm
+    facts = json.loads(call("plan", "--plan", path, "--against", "uniform", "--json").out)
+    assert facts["qk_norm"] is facts["against"]["qk_norm"] is True
+    refused = call("plan", "--plan", path, "--qk-norm")
+    assert refused.code != 0
+    assert "cannot be given together with --plan" in refused.err
+
+
 def test_a_plan_shows_what_is_run_again(call: Call, tmp_path: Path) -> None:
     plan = RepeatBlock(1, 2).apply(LoopHeads(3, (0, 2), 2).apply(Plan.uniform(layers=4, width=256, heads=4)))
     path = tmp_path / "plan.json"

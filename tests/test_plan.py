@@ -264,6 +264,7 @@ plans = st.builds(
     *[sizes] * 4,
     st.lists(layer_plans(), min_size=1, max_size=6).map(tuple),
     st.none() | st.builds(Gates, st.integers(4, 6), st.integers(16, 20), st.booleans()),
+    qk_norm=st.booleans(),
 )
 
 
@@ -318,6 +319,7 @@ def test_digest_of_a_grown_plan() -> None:
         RepeatBlock(0, 1).apply(plan),
         RepeatBlock(0, 0).apply(plan),
         LoopHeads(1, (0, 3), 2).apply(plan),  # the order of heads is that of their gates
+        replace(plan, qk_norm=True),
     ]
     assert len({plan.digest, *(variant.digest for variant in variants)}) == 1 + len(variants)
 
@@ -335,6 +337,7 @@ def test_files_from_before_growth_mean_what_they_meant() -> None:
     assert json.loads(plan.to_json()) == json.loads(old)
     named = json.loads(old)
     named["gates"] = None
+    named["qk_norm"] = False
     named["layers"][0]["repeats"] = 0
     assert Plan.from_dict(named).digest == plan.digest
 
@@ -456,6 +459,41 @@ def test_a_loop_keeps_what_its_backward_needs_and_nothing_in_float32(passes: int
         kept = 2 * plan.width + 2 * 3 * m + 2 * m + 4 * len(heads)
         assert grown.memory(1000).activations - plan.memory(1000).activations == 1000 * passes * kept
         assert grown.memory(1000).total - plan.memory(1000).total == 1000 * passes * kept
+
+
+def test_normed_queries_and_keys_cost_a_number_a_head_and_token() -> None:
+    """For backward, and nothing else; heads of loops also their queries and keys before the norm, in bf16."""
+    for plan in (Plan.prism(**SIZES["small"]), Plan.uniform(**SIZES["small"], kv_group=3, classes=4)):
+        normed, heads = replace(plan, qk_norm=True), sum(plan.heads) + sum(plan.kv_heads)
+        more = normed.cost.activation_bytes_per_token - plan.cost.activation_bytes_per_token
+        assert more == 4 * heads
+        assert replace(normed.cost, activation_bytes_per_token=0) == replace(plan.cost, activation_bytes_per_token=0)
+        assert normed.memory(1000).total - plan.memory(1000).total == 1000 * more
+        looped, plain = (LoopHeads(2, (0, 5), 3).apply(each).cost for each in (normed, plan))
+        of_loop = 3 * (2 * 2 * 2 * plan.head_dims[2] + 4 * 2 * 2)
+        assert looped.activation_bytes_per_token - plain.activation_bytes_per_token == more + of_loop
+
+
+@pytest.mark.parametrize("value", [1, None, "true"])
+def test_whether_heads_are_normed_is_a_bool(value: Any) -> None:
+    plan = Plan.uniform(layers=1, width=8, heads=2)
+    for build in (
+        lambda: Plan.uniform(layers=1, width=8, heads=2, qk_norm=value),
+        lambda: Plan.from_dict({**json.loads(plan.to_json()), "qk_norm": value}),
+    ):
+        with pytest.raises(InputError, match=rf"qk_norm = {value!r}: must be true or false"):
+            build()
+
+
+def test_all_ways_to_build_a_plan_know_normed_heads() -> None:
+    size: dict[str, Any] = {"width": 768, "qk_norm": True}
+    plans = [
+        Plan.from_heads([3, 12], **size), Plan.uniform(layers=2, heads=12, **size),
+        Plan.prism(layers=12, heads=12, **size), Plan.scheduled("reverse", layers=12, heads=12, **size),
+    ]  # fmt: skip
+    assert all(plan.qk_norm and plan.bare.qk_norm and plan.to_dict()["qk_norm"] for plan in plans)
+    assert "queries and keys normed" in plans[0].table()
+    assert "normed" not in replace(plans[0], qk_norm=False).table()
 
 
 def test_memory_agrees_with_a_measured_step() -> None:

@@ -24,6 +24,7 @@ KINDS: dict[str, Plan] = {
     "shared keys": small_plan("prism", kv_group=2),
     "loops": looped(small_plan("prism", kv_group=2), LOOPS),
     "gated loops": looped(small_plan("prism"), LOOPS, Gates(passes=3, heads=4)),
+    "normed heads": looped(small_plan("prism", kv_group=2, qk_norm=True), LOOPS),
     "repeats": RepeatBlock(3, 2).apply(small_plan("prism")),
     "grown heads": GROWN,
     "odd dims": replace(small_plan("uniform"), layers=(LayerPlan(2, 10, 1), LayerPlan(3, 22, 3), LayerPlan(1, 96, 1))),

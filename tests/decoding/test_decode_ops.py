@@ -12,9 +12,9 @@ from torch.nn.functional import silu
 
 from meristem.decoding import decode_ops
 from meristem.decoding.decode_ops import FEW_ROWS, attend_, norm_linear, norm_swiglu, product
-from meristem.model.block import NORM_EPS
+from meristem.model.attention import NORM_EPS
 from meristem.model.rotary import rotary_table
-from model.helpers import complex_rotation, explicit_attention, needs_gpu, relative_error
+from model.helpers import complex_rotation, explicit_attention, needs_gpu, normed_heads, relative_error
 
 SHAPES = [(4, 4, 32), (6, 2, 48), (2, 1, 96), (1, 1, 300), (3, 3, 2), (5, 5, 22)]  # heads, kv heads, dim
 
@@ -53,7 +53,8 @@ def rope_rows(dim: int, places: Tensor) -> Tensor:
 
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), SHAPES)
 @pytest.mark.parametrize("padded", [False, True])
-def test_attention_of_the_newest_token(heads: int, kv_heads: int, dim: int, padded: bool) -> None:
+@pytest.mark.parametrize("qk_norm", [False, True])
+def test_attention_of_the_newest_token(heads: int, kv_heads: int, dim: int, padded: bool, qk_norm: bool) -> None:
     """It is the last row of attention over the whole text; what lies before or behind in the cache is not seen."""
     length, capacity, batch = 9, 13, 3
     padding = torch.tensor([0, 4, 8]) if padded else torch.zeros(batch, dtype=torch.long)
@@ -62,7 +63,8 @@ def test_attention_of_the_newest_token(heads: int, kv_heads: int, dim: int, padd
     expected = []
     for row, first in enumerate(padding.tolist()):
         text = packed[row : row + 1, first:]
-        queries, keys = complex_rotation(text[:, :, :heads]), complex_rotation(text[:, :, heads : heads + kv_heads])
+        compared = normed_heads(text[:, :, : heads + kv_heads], qk_norm)
+        queries, keys = complex_rotation(compared[:, :, :heads]), complex_rotation(compared[:, :, heads:])
         values = text[:, :, heads + kv_heads :]
         read = explicit_attention(*(part.transpose(1, 2) for part in (queries, keys, values)))
         expected.append(read[0, :, -1].flatten())
@@ -71,7 +73,8 @@ def test_attention_of_the_newest_token(heads: int, kv_heads: int, dim: int, padd
         cache[row, :, :first] = 1e3  # padding: finite, and far from anything
     rope = rope_rows(dim, length - 1 - padding)
     position = torch.tensor([length - 1])
-    found = attend_(packed[:, -1].flatten(1).clone(), cache, rope, position, padding if padded else None, heads)
+    newest, seen_padding = packed[:, -1].flatten(1).clone(), padding if padded else None
+    found = attend_(newest, cache, rope, position, seen_padding, heads, qk_norm)
     torch.testing.assert_close(found, torch.stack(expected), rtol=1e-6, atol=1e-6)
     assert not cache[:, :, length - 1].isnan().any()
     assert cache[:, :, length:].isnan().all()
@@ -116,9 +119,10 @@ def test_triton_products_are_the_plain_ones(
 @pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, 1e-5), (torch.bfloat16, 1e-2)])
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), SHAPES)
 @pytest.mark.parametrize(("capacity", "at"), [(40, 0), (40, 7), (40, 39), (2048, 5), (2048, 1500), (2048, 2047)])
+@pytest.mark.parametrize("qk_norm", [False, True])
 def test_triton_attention_is_the_plain_one(
     monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, limit: float, heads: int, kv_heads: int, dim: int,
-    capacity: int, at: int,
+    capacity: int, at: int, qk_norm: bool,
 ) -> None:  # fmt: skip
     batch = 3
     packed = draw(batch, (heads + 2 * kv_heads) * dim).to(dtype)
@@ -126,7 +130,7 @@ def test_triton_attention_is_the_plain_one(
     cache[:, :, at:] = torch.nan  # never looked at
     rope, position = draw(batch, 2, dim).float(), torch.tensor([at])
     for padding in (None, torch.tensor([0, at // 2, at])):
-        outcomes = both(monkeypatch, attend_, packed, cache, rope, position, padding, heads)
+        outcomes = both(monkeypatch, attend_, packed, cache, rope, position, padding, heads, qk_norm)
         (plain, plain_arguments), (found, arguments) = outcomes
         assert relative_error(found, plain) <= limit
         assert relative_error(arguments[1][:, :, : at + 1], plain_arguments[1][:, :, : at + 1]) <= limit

@@ -37,9 +37,9 @@ OPTIMIZERS: dict[str, MakeOptimizer] = {
 }
 
 
-def plan_of(*heads: int, shared: bool = False) -> Plan:
+def plan_of(*heads: int, shared: bool = False, qk_norm: bool = False) -> Plan:
     layers = tuple(LayerPlan(h, DIM, 1 if shared else h) for h in heads)
-    return Plan(WIDTH, VOCABULARY, CONTEXT, 32, layers)
+    return Plan(WIDTH, VOCABULARY, CONTEXT, 32, layers, qk_norm=qk_norm)
 
 
 def tokens(seed: int = 0) -> Tensor:
@@ -88,13 +88,13 @@ def assert_same(before: list[Any], after: list[Any]) -> None:
 
 
 @settings(max_examples=25, deadline=None)
-@given(st.lists(st.integers(1, 4), min_size=1, max_size=3), st.data(), st.booleans())
+@given(st.lists(st.integers(1, 4), min_size=1, max_size=3), st.data(), st.booleans(), st.booleans())
 def test_incrt_oracle_13_a_birth_preserves_the_function_and_removal_undoes_it(
-    heads: list[int], data: st.DataObject, shared: bool
+    heads: list[int], data: st.DataObject, shared: bool, qk_norm: bool
 ) -> None:
     """Logits bit-equal; then weights, moments and step counts as if nothing had been. Oracle 24: the counts follow."""
     shared = shared and min(heads) > 1  # a single head with one pair of keys and values has its own
-    plan = plan_of(*heads, shared=shared)
+    plan = plan_of(*heads, shared=shared, qk_norm=qk_norm)
     model, optimizer = trained(plan)
     before, weights, states = model(tokens()).logits, copy.deepcopy(model.state_dict()), moments(model, optimizer)
     assert before is not None

@@ -36,7 +36,9 @@ DTYPES = (torch.float32, torch.float64)
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 
-def small_plan(schedule: str = "prism", *, kv_group: int = 1, vocabulary: int = 61, context: int = 32) -> Plan:
+def small_plan(
+    schedule: str = "prism", *, kv_group: int = 1, vocabulary: int = 61, context: int = 32, qk_norm: bool = False
+) -> Plan:
     """Six layers; Prism's head counts are 2, 4, 6, 12, 12, 12, so all may share keys in groups of 2."""
     return Plan.scheduled(
         schedule,
@@ -47,6 +49,7 @@ def small_plan(schedule: str = "prism", *, kv_group: int = 1, vocabulary: int = 
         kv_group=kv_group,
         vocabulary=vocabulary,
         context=context,
+        qk_norm=qk_norm,
     )
 
 
@@ -104,6 +107,11 @@ def complex_rotation(x: Tensor, first: int = 0, theta: float = 10_000.0) -> Tens
     return torch.cat((rotated.real, rotated.imag), dim=-1)
 
 
+def normed_heads(x: Tensor, wanted: bool = True) -> Tensor:
+    """Each head of x (..., heads, dim) over its root mean square, as the plan says it: if it is `wanted`."""
+    return x / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt() if wanted else x
+
+
 def with_exact_positions(model: Model) -> Model:
     """The same model in float64, and its tables of positions too, which are made in float32."""
     for dim in set(model.plan.head_dims):
@@ -150,6 +158,7 @@ def plans(draw: Any, *, min_context: int = 1) -> Plan:
         context=draw(st.integers(min_context, 16)),
         feed_forward=draw(st.integers(1, 24)),
         layers=layers,
+        qk_norm=draw(st.booleans()),
     )
 
 
@@ -167,8 +176,10 @@ def grown_plans(draw: Any, *, min_context: int = 1) -> Plan:
     return replace(plan, layers=tuple(layers), gates=draw(gates))
 
 
-def split_heads(packed: Tensor, cos: Tensor, sin: Tensor, heads: int, kv_heads: int) -> tuple[Tensor, Tensor, Tensor]:
+def split_heads(
+    packed: Tensor, cos: Tensor, sin: Tensor, heads: int, kv_heads: int, eps: float | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
     """`project_heads` with the identity as its weight: what it does to packed (B, T, heads + 2 kv heads, dim)."""
     flat = packed.flatten(2)
     identity = torch.eye(flat.shape[-1], dtype=packed.dtype, device=packed.device)
-    return project_heads(flat, identity, torch.ones_like(identity[0]), cos, sin, heads, kv_heads)
+    return project_heads(flat, identity, torch.ones_like(identity[0]), cos, sin, heads, kv_heads, eps)

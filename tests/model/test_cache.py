@@ -16,7 +16,18 @@ from meristem.errors import InputError
 from meristem.model import Decoder, KVCache
 from meristem.plan import Plan
 
-from .helpers import SCHEDULES, SIZES, lively, needs_gpu, plans, random_tokens, relative_error, small_plan
+from .helpers import (
+    SCHEDULES,
+    SIZES,
+    lively,
+    looped,
+    needs_gpu,
+    plans,
+    random_tokens,
+    relative_error,
+    small_plan,
+    with_exact_positions,
+)
 
 
 @torch.no_grad()
@@ -67,7 +78,7 @@ def test_oracle_15_cached_decoding_on_the_gpu(schedule: str) -> None:
 
 def assert_decodes_in_any_chunks(plan: Plan, data: st.DataObject) -> None:
     """In float64 the only differences left are those of the order of sums."""
-    model = lively(plan, torch.float64)
+    model = with_exact_positions(lively(plan, torch.float64))
     tokens = random_tokens(plan)
     first = data.draw(st.integers(1, plan.context - 1))
     prefill = (first, data.draw(st.integers(1, plan.context - first)))
@@ -120,6 +131,20 @@ def test_what_the_cache_holds() -> None:
     torch.testing.assert_close(cache.layers[0][0].keys[:, :, :4], keys.transpose(1, 2))
     torch.testing.assert_close(cache.layers[0][0].values[:, :, :4], values.transpose(1, 2))
     assert not cache.layers[0][0].keys[:, :, 4:].any()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("qk_norm", [True, False])
+def test_normed_heads_are_what_caches_and_watches_see(qk_norm: bool) -> None:
+    """Heads of mean square 1, in loops as well; those of a model without the norm are far from it."""
+    plan = looped(small_plan(kv_group=2, qk_norm=qk_norm), {1: ((3, 0), 2)})
+    model, tokens, cache = lively(plan), random_tokens(plan), KVCache(plan, 2, 32, "cpu", torch.float32)
+    seen: list[Tensor] = []
+    model.hidden(tokens, watch=lambda layer, number, own: seen.extend((own.queries, own.keys)))
+    model.hidden(tokens, cache)
+    assert len(seen) == 2 * (6 + 2)
+    for heads in (*seen, *(slot.keys for layer in cache.layers for slot in layer)):
+        assert bool(((heads.square().mean(-1) - 1).abs() < 1e-3).all()) == qk_norm
 
 
 def test_capacity_is_bounded_by_the_context() -> None:

@@ -43,10 +43,12 @@ needs_compiler = pytest.mark.skipif(not shutil.which("g++"), reason="inductor ne
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=[pytest.mark.slow, needs_compiler])])
-@pytest.mark.parametrize("grown", [False, True], ids=["plain", "with loops"])
-def test_oracle_17_compiled_equals_eager(backend: str, grown: bool) -> None:
+@pytest.mark.parametrize(
+    ("grown", "qk_norm"), [(False, False), (True, False), (True, True)], ids=["plain", "with loops", "normed"]
+)
+def test_oracle_17_compiled_equals_eager(backend: str, grown: bool, qk_norm: bool) -> None:
     """One graph without breaks, loss and gradients included; a second batch compiles nothing."""
-    plan = small_plan(kv_group=2)
+    plan = small_plan(kv_group=2, qk_norm=qk_norm)
     if grown:
         plan = looped(plan, {1: ((3, 0), 1), 2: ((2, 3), 2), 4: ((5, 4, 11), 3)}, Gates(passes=3, heads=4))
     model = lively(plan)
@@ -77,9 +79,11 @@ def test_oracle_17_blocks_compile_once_per_head_dim() -> None:
 
 @needs_gpu
 @pytest.mark.gpu
-@pytest.mark.parametrize("grown", [False, True], ids=["plain", "with loops"])
-def test_oracle_17_compiled_equals_eager_on_the_gpu(grown: bool) -> None:
-    plan = small_plan(kv_group=2, context=256)
+@pytest.mark.parametrize(
+    ("grown", "qk_norm"), [(False, False), (True, False), (True, True)], ids=["plain", "with loops", "normed"]
+)
+def test_oracle_17_compiled_equals_eager_on_the_gpu(grown: bool, qk_norm: bool) -> None:
+    plan = small_plan(kv_group=2, context=256, qk_norm=qk_norm)
     if grown:
         plan = looped(plan, {1: ((3, 0), 1), 2: ((2, 3), 2), 4: ((5, 4, 11), 3)}, Gates(passes=3, heads=4))
     model = Decoder(plan).cuda()

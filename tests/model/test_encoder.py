@@ -21,7 +21,7 @@ from meristem.model import Classifier, Decoder
 from meristem.model.backends import choose_backends
 from meristem.plan import PADDING, LayerPlan, Plan
 
-from .helpers import complex_rotation, grown_plans, layer_plans, looped, small_plan, with_exact_positions
+from .helpers import complex_rotation, grown_plans, layer_plans, looped, normed_heads, small_plan, with_exact_positions
 
 
 def classifier_plan(classes: int = 3, pooling: str = "mean", **shape: Any) -> Plan:
@@ -61,7 +61,8 @@ def reference_logits(model: Classifier, row: Tensor) -> Tensor:
         h, k, e = layer.heads, layer.kv_heads, layer.head_dim
         normed = rms(x, weights[f"{name}.attention_norm.weight"])
         packed = (normed @ weights[f"{name}.attention.qkv.weight"].T).unflatten(-1, (h + 2 * k, e))
-        queries, keys = (complex_rotation(part[None])[0] for part in (packed[:, :h], packed[:, h : h + k]))
+        compared = normed_heads(packed[:, : h + k], model.plan.qk_norm)
+        queries, keys = (complex_rotation(part[None])[0] for part in (compared[:, :h], compared[:, h:]))
         values, out = packed[:, h + k :], weights[f"{name}.attention.out.weight"].unflatten(1, (h, e))
         for head in range(h):
             shared = head // (h // k)
@@ -79,8 +80,11 @@ def reference_logits(model: Classifier, row: Tensor) -> Tensor:
 @pytest.mark.parametrize("pooling", ["mean", "first"])
 @pytest.mark.parametrize("lengths", [[7, 7, 7], [1, 9, 4, 32], [5]])
 @pytest.mark.parametrize("kv_group", [1, 2])
-def test_scores_are_those_of_a_plain_form_row_by_row(pooling: str, lengths: list[int], kv_group: int) -> None:
-    plan = classifier_plan(pooling=pooling, kv_group=kv_group)
+@pytest.mark.parametrize("qk_norm", [False, True])
+def test_scores_are_those_of_a_plain_form_row_by_row(
+    pooling: str, lengths: list[int], kv_group: int, qk_norm: bool
+) -> None:
+    plan = classifier_plan(pooling=pooling, kv_group=kv_group, qk_norm=qk_norm)
     model, tokens = lively_classifier(plan), rows(plan, lengths)
     expected = torch.stack([reference_logits(model, row[:n]) for row, n in zip(tokens, lengths, strict=True)])
     torch.testing.assert_close(model(tokens).logits, expected, rtol=1e-10, atol=1e-10)

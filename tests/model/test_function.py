@@ -28,6 +28,7 @@ from .helpers import (
     complex_rotation,
     explicit_attention,
     lively,
+    normed_heads,
     plans,
     random_tokens,
     small_plan,
@@ -214,16 +215,18 @@ def test_rotation_is_a_complex_product(half: int, length: int, seed: int) -> Non
 
 
 @pytest.mark.parametrize(("heads", "kv_heads"), [(2, 2), (4, 2), (3, 1)])
-def test_split_heads_against_a_complex_product(heads: int, kv_heads: int) -> None:
+@pytest.mark.parametrize("normed", [False, True])
+def test_split_heads_against_a_complex_product(heads: int, kv_heads: int, normed: bool) -> None:
     packed = torch.randn(
         2, 5, heads + 2 * kv_heads, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0)
     ).requires_grad_()
     expected = (
-        complex_rotation(packed[:, :, :heads]),
-        complex_rotation(packed[:, :, heads : heads + kv_heads]),
+        complex_rotation(normed_heads(packed[:, :, :heads], normed)),
+        complex_rotation(normed_heads(packed[:, :, heads : heads + kv_heads], normed)),
         packed[:, :, heads + kv_heads :],
     )
-    parts = split_heads(packed, *wide_pair(6, 5), heads, kv_heads)
+    eps = 1e-5 if normed else None
+    parts = split_heads(packed, *wide_pair(6, 5), heads, kv_heads, eps)
     weights = [torch.randn(p.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(2)) for p in parts]
     gradients = []
     for found in (parts, expected):
@@ -232,7 +235,7 @@ def test_split_heads_against_a_complex_product(heads: int, kv_heads: int) -> Non
     for mine, theirs in zip(parts, expected, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-6)
     torch.testing.assert_close(gradients[0], gradients[1], rtol=0, atol=1e-6)
-    assert torch.autograd.gradcheck(lambda x: split_heads(x, *wide_pair(6, 5), heads, kv_heads), (packed,))
+    assert torch.autograd.gradcheck(lambda x: split_heads(x, *wide_pair(6, 5), heads, kv_heads, eps), (packed,))
 
 
 @pytest.mark.parametrize(("narrow", "wide"), [(64, 256), (128, 256), (32, 96)])
@@ -310,6 +313,7 @@ def test_model_equals_a_model_written_out_by_hand(plan: Plan, seed: int) -> None
         packed = norm(x, f"{name}.attention_norm") @ state[f"{name}.attention.qkv.weight"].T
         parts = packed.split((layer.query_width, layer.kv_width, layer.kv_width), dim=-1)
         q, k, v = (part.unflatten(-1, (-1, layer.head_dim)) for part in parts)
+        q, k = (normed_heads(part, plan.qk_norm) for part in (q, k))
         head_outputs = explicit_attention(
             complex_rotation(q).transpose(1, 2), complex_rotation(k).transpose(1, 2), v.transpose(1, 2)
         )

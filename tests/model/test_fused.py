@@ -18,6 +18,7 @@ from meristem.model.fused import (
     embed,
     fold_gain,
     fold_gain_backward,
+    norm_heads,
     project_heads,
     swiglu,
     swiglu_backward,
@@ -26,7 +27,7 @@ from meristem.model.fused import (
 from meristem.model.fused_loops import _through_norm, follow_heads, gated_linear, gather_heads, norm_project_heads
 from meristem.model.rotary import rotary_table
 
-from .helpers import complex_rotation, needs_gpu, relative_error, split_heads
+from .helpers import complex_rotation, needs_gpu, normed_heads, relative_error, split_heads
 
 
 class Wide(NamedTuple):
@@ -151,9 +152,14 @@ def test_targets_outside_the_vocabulary_are_refused(target: int) -> None:
 
 OPERATORS = [
     "cross_entropy_", "embed_backward", "fold_gain", "fold_gain_backward", "swiglu", "swiglu_backward", "rotate_heads_",
-    "rotate_heads_backward", "add_norm", "add_norm_backward", "add_unit", "unrotate", "through_norm", "follow",
-    "follow_backward",
+    "rotate_heads_backward", "norm_rotate_heads_", "norm_rotate_heads_backward", "norm_heads", "norm_heads_backward",
+    "add_norm", "add_norm_backward", "add_unit", "unrotate", "through_norm", "follow", "follow_backward",
 ]  # fmt: skip
+
+
+def swapped(x: Tensor) -> Tensor:
+    """x (B, T, heads, dim) as attention's gradients lie in memory, (B, heads, T, dim)."""
+    return x.transpose(1, 2).contiguous().transpose(1, 2)
 
 
 @pytest.mark.parametrize("name", OPERATORS)
@@ -171,15 +177,20 @@ def test_operators_are_registered_correctly(name: str) -> None:
         "swiglu_backward": (x.flatten(0, 2), x.flatten(0, 2)[:, :2].contiguous()),
         "rotate_heads_": (x, *rotary_table(4, 3), 4),
         "rotate_heads_backward": (x[:, :, :2], x[:, :, 2:4], x[:, :, 4:], *rotary_table(4, 3)),
+        "norm_rotate_heads_": (x, *rotary_table(4, 3), 4, 1e-5),
+        "norm_heads": (swapped(x[:, :, :2]), 1e-5),
+        "norm_heads_backward": (swapped(x[:, :, :2]), x[:, :, 2:4].contiguous(), x[:, :, 2:4, 0].contiguous()),
         "add_norm": (logits, logits.bfloat16(), logits.bfloat16(), 1e-5, torch.bfloat16),
         "add_norm_backward": (logits, scale.float().expand(5).clone(), logits, logits, torch.bfloat16),
     }
     row = torch.rand(6, generator=torch.Generator().manual_seed(1))
     grads = (x[:, :, :2], x[:, :, 2:4], x[:, :, 4:])
+    normed = (x.clone(), x[:, :, :4, 0].contiguous())
+    arguments["norm_rotate_heads_backward"] = (*map(swapped, grads), *normed, *rotary_table(4, 3))
     four = torch.randn(2, 3, 8, 4, generator=torch.Generator().manual_seed(4))
     own = (four.flatten(0, 1), row.clone())
     arguments["unrotate"] = (*grads, four.flatten(0, 1).contiguous(), row, *rotary_table(4, 3), 8, *own)
-    read, scales = x[:, :, :2].transpose(1, 2).contiguous().transpose(1, 2), row.view(2, 3)
+    read, scales = swapped(x[:, :, :2]), row.view(2, 3)
     arguments["follow"] = (four, four.clone(), read, scales, *rotary_table(4, 3), 1e-5, 8)
     followed = (x, scales.clone(), four, four.clone(), read, scales)
     arguments["follow_backward"] = (*grads, *followed, *rotary_table(4, 3), 8)
@@ -222,6 +233,58 @@ def test_add_norm_against_torch(width: int, branches: int) -> None:
     check_add_norm(width, torch.float64, torch.float64, "cpu", 1e-12, branches)
     check_add_norm(width, torch.float32, torch.float32, "cpu", 1e-5, branches)
     check_add_norm(width, torch.float32, torch.bfloat16, "cpu", 1e-5, branches)
+
+
+def heads_and_grad(*shape: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    x, grad = (torch.randn(shape, generator=generator, dtype=torch.float64) for _ in range(2))
+    x[0, 0, 0] = 0  # a head of zeros stays one
+    x[0, 0, 1] *= 1e-3  # where eps counts
+    return x.requires_grad_(), grad
+
+
+@pytest.mark.parametrize(("dtype", "limit"), [(torch.float64, 1e-13), (torch.float32, 1e-6), (torch.bfloat16, 5e-3)])
+@pytest.mark.parametrize("dim", [2, 6, 64])
+def test_norm_heads_is_the_plain_formula(dim: int, dtype: torch.dtype, limit: float) -> None:
+    x, grad = heads_and_grad(2, 5, 3, dim)
+    rounded, rounded_grad = x.detach().to(dtype).requires_grad_(), swapped(grad.to(dtype))
+    exact = rounded.detach().double().requires_grad_()
+    found, expected = norm_heads(rounded, 1e-5), normed_heads(exact)
+    assert found.dtype == dtype
+    assert not found[0, 0, 0].any()
+    assert relative_error(found, expected) <= limit
+    mine = torch.autograd.grad(found, rounded, rounded_grad)[0]
+    theirs = torch.autograd.grad(expected, exact, rounded_grad.double())[0]
+    assert mine.dtype == dtype
+    assert relative_error(mine, theirs) <= limit
+
+
+def test_gradcheck_of_normed_heads() -> None:
+    x, _ = heads_and_grad(2, 3, 4, 6)
+    assert torch.autograd.gradcheck(lambda heads: norm_heads(heads, 1e-5), (x,))
+    cos, sin = (table.double() for table in rotary_table(6, 3))
+    assert torch.autograd.gradcheck(lambda packed: split_heads(packed, cos, sin, 2, 1, 1e-5), (x,))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_norm_of_heads_comes_before_their_rotation_or_after_it(dtype: torch.dtype) -> None:
+    x = heads_and_grad(2, 7, 6, 8)[0].detach().to(dtype)
+    pair = rotary_table(8, 7)
+    parts, bare = split_heads(x, *pair, 4, 1, 1e-5), split_heads(x, *pair, 4, 1)
+    for found, other in zip(parts[:2], bare[:2], strict=True):
+        assert relative_error(found, norm_heads(other, 1e-5)) <= (1e-6 if dtype == torch.float32 else 1e-2)
+    assert torch.equal(parts[2], bare[2])
+
+
+def test_the_norm_of_heads_keeps_one_number_a_head_for_backward() -> None:
+    """Besides what is kept anyway: the normed, rotated heads are those that attention keeps."""
+    x, weight, gain = torch.randn(2, 5, 12, dtype=BF16), torch.randn(24, 12), torch.ones(12)
+    leaves = [t.requires_grad_() for t in (x, weight, gain)]
+    pair = rotary_table(4, 5)
+    bare, kept = (kept_for_backward(project_heads, *leaves, *pair, 4, 1, eps) for eps in (None, 1e-5))
+    for each in bare:
+        kept.remove(each)
+    assert kept == [((2, 5, 6, 4), BF16), ((2, 5, 5), F32)]
 
 
 # --- Triton -----------------------------------------------------------------------------------------------
@@ -351,10 +414,11 @@ def test_triton_swiglu_backward(dtype: torch.dtype, limit: float, rows: int, wid
 @pytest.mark.gpu
 @pytest.mark.parametrize(("dtype", "limit"), GPU_DTYPES)
 @pytest.mark.parametrize("dim", [2, 6, 32, 64, 96, 128, 192, 256])
-@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (6, 2), (3, 1)])
+@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (6, 2), (3, 1), (1, 1), (12, 12)])
 @pytest.mark.parametrize("ragged", [False, True])
+@pytest.mark.parametrize("normed", [False, True])
 def test_triton_split_heads(
-    dtype: torch.dtype, limit: float, dim: int, heads: int, kv_heads: int, ragged: bool
+    dtype: torch.dtype, limit: float, dim: int, heads: int, kv_heads: int, ragged: bool, normed: bool
 ) -> None:
     """Forward and backward, with positions shared by the batch or, as for ragged prompts, each row's own."""
     generator = torch.Generator().manual_seed(0)
@@ -364,21 +428,43 @@ def test_triton_split_heads(
     pair = [torch.stack([t[s : s + 70] for s in starts]) if ragged else t[:70] for t in (cos, sin)]
     both = heads + kv_heads
     leaf = packed.double().requires_grad_()
-    rotated = torch.cat([complex_rotation(leaf[i : i + 1, :, :both], s) for i, s in enumerate(starts)])
+    compared = normed_heads(leaf[:, :, :both], normed)
+    rotated = torch.cat([complex_rotation(compared[i : i + 1], s) for i, s in enumerate(starts)])
     expected = (rotated[:, :, :heads], rotated[:, :, heads:], leaf[:, :, both:])
     grads = [torch.randn(p.shape, generator=generator).to(dtype) for p in expected]
     reference = torch.autograd.grad(expected, leaf, [g.double() for g in grads])[0]
     device_leaf = packed.cuda().requires_grad_()
-    found = split_heads(device_leaf, pair[0].cuda(), pair[1].cuda(), heads, kv_heads)
+    found = split_heads(device_leaf, pair[0].cuda(), pair[1].cuda(), heads, kv_heads, 1e-5 if normed else None)
     # Attention hands its gradients back in its own layout, (B, heads, T, dim).
-    strided = [g.cuda().transpose(1, 2).contiguous().transpose(1, 2) for g in grads]
-    for layout in ([g.cuda() for g in grads], strided):
+    for layout in ([g.cuda() for g in grads], [swapped(g.cuda()) for g in grads]):
         gradient = torch.autograd.grad(found, device_leaf, layout, retain_graph=True)[0]
         assert relative_error(gradient.cpu(), reference) <= limit
     for mine, theirs in zip(found, expected, strict=True):
         assert mine.dtype == dtype
         assert relative_error(mine.detach().cpu(), theirs.detach()) <= limit
     assert torch.equal(found[2].detach().cpu(), packed[:, :, both:])
+
+
+@needs_gpu
+@pytest.mark.gpu
+@pytest.mark.parametrize(("dtype", "limit"), GPU_DTYPES)
+@pytest.mark.parametrize("dim", [2, 6, 32, 64, 96, 128, 192, 256])
+@pytest.mark.parametrize("heads", [1, 2, 5, 12])
+def test_triton_norm_heads(dtype: torch.dtype, limit: float, dim: int, heads: int) -> None:
+    """Heads as a loop has them: some of those that a token has side by side."""
+    generator = torch.Generator().manual_seed(0)
+    packed = torch.randn(3, 67, 3 * heads, dim, generator=generator).to(dtype)
+    grad = torch.randn(3, 67, heads, dim, generator=generator).to(dtype)
+    leaf = packed.double().requires_grad_()
+    expected = normed_heads(leaf[:, :, heads : 2 * heads])
+    reference = torch.autograd.grad(expected, leaf, grad.double())[0]
+    device_leaf = packed.cuda().requires_grad_()
+    found = norm_heads(device_leaf[:, :, heads : 2 * heads], 1e-5)
+    assert found.dtype == dtype
+    assert relative_error(found.cpu(), expected) <= limit
+    for layout in (grad.cuda(), swapped(grad.cuda())):
+        gradient = torch.autograd.grad(found, device_leaf, layout, retain_graph=True)[0]
+        assert relative_error(gradient.cpu(), reference) <= limit
 
 
 # --- heads that read again --------------------------------------------------------------------------------

@@ -44,6 +44,7 @@ from .helpers import (
     lively,
     looped,
     needs_gpu,
+    normed_heads,
     random_tokens,
     relative_error,
     small_plan,
@@ -74,12 +75,13 @@ def rms_norm(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def masked_attention(
-    x: Tensor, qkv: Tensor, out: Tensor, layer: LayerPlan, strengths: Tensor, seen: Tensor | None
+    x: Tensor, qkv: Tensor, out: Tensor, layer: LayerPlan, strengths: Tensor, seen: Tensor | None, qk_norm: bool
 ) -> Tensor:
     """Attention of all heads, each one's output times its strength, (h,); `seen` (B or 1, 1, T, T) is a mask."""
     heads, groups = layer.heads, layer.kv_heads
     packed = (x @ qkv.T).unflatten(-1, (heads + 2 * groups, layer.head_dim))
-    queries, keys = complex_rotation(packed[:, :, :heads]), complex_rotation(packed[:, :, heads : heads + groups])
+    compared = normed_heads(packed[:, :, : heads + groups], qk_norm)
+    queries, keys = complex_rotation(compared[:, :, :heads]), complex_rotation(compared[:, :, heads:])
     values = packed[:, :, heads + groups :]
     keys, values = (part.repeat_interleave(heads // groups, dim=2) for part in (keys, values))
     scores = torch.einsum("bthe,bshe->bhts", queries, keys) / math.sqrt(layer.head_dim)
@@ -90,8 +92,9 @@ def masked_attention(
 
 
 def masked_block(
-    weights: Mapping[str, Tensor], layer: LayerPlan, x: Tensor, gates: Tensor | None, seen: Tensor | None = None
-) -> Tensor:
+    weights: Mapping[str, Tensor], layer: LayerPlan, x: Tensor, gates: Tensor | None, seen: Tensor | None = None,
+    qk_norm: bool = False,
+) -> Tensor:  # fmt: skip
     """One block; `gates` (passes, looped heads) are 1 if not given."""
     strengths = [torch.ones(layer.heads, dtype=x.dtype)]
     if layer.loop is not None:
@@ -102,7 +105,7 @@ def masked_block(
     for strength in strengths:
         normed = rms_norm(x, weights["attention_norm.weight"])
         qkv, out = weights["attention.qkv.weight"], weights["attention.out.weight"]
-        x = x + masked_attention(normed, qkv, out, layer, strength, seen)
+        x = x + masked_attention(normed, qkv, out, layer, strength, seen, qk_norm)
     gate, up = (rms_norm(x, weights["feed_forward_norm.weight"]) @ weights["feed_forward.gate_up.weight"].T).chunk(
         2, -1
     )
@@ -120,7 +123,8 @@ def masked_logits(model: Decoder, weights: Mapping[str, Tensor], tokens: Tensor)
         own = {name.removeprefix(prefix): value for name, value in weights.items() if name.startswith(prefix)}
         size = 0 if layer.loop is None else len(layer.loop.heads)
         for _ in range(1 + layer.repeats):
-            x = masked_block(own, layer, x, None if gates is None else gates[index, :, :size])
+            strengths = None if gates is None else gates[index, :, :size]
+            x = masked_block(own, layer, x, strengths, qk_norm=model.plan.qk_norm)
     return rms_norm(x, weights["norm.weight"]) @ weights["embedding.weight"].T
 
 
@@ -223,12 +227,16 @@ def test_sgt_oracle_1_a_loop_that_is_taken_back_leaves_no_trace() -> None:
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize(("schedule", "kv_group"), [("uniform", 1), ("prism", 2)])
+@pytest.mark.parametrize(
+    ("schedule", "kv_group", "qk_norm"), [("uniform", 1, False), ("prism", 2, False), ("prism", 2, True)]
+)
 @pytest.mark.parametrize("trained", [True, False])
-def test_sgt_oracle_2_birth_changes_nothing(precision: str, schedule: str, kv_group: int, trained: bool) -> None:
+def test_sgt_oracle_2_birth_changes_nothing(
+    precision: str, schedule: str, kv_group: int, qk_norm: bool, trained: bool
+) -> None:
     dtype, context = PRECISIONS[precision]
     gates = replace(GATES, trained=trained)
-    plan = replace(small_plan(schedule, kv_group=kv_group), gates=gates)
+    plan = replace(small_plan(schedule, kv_group=kv_group, qk_norm=qk_norm), gates=gates)
     model, tokens = silent(lively(plan, dtype)), random_tokens(plan)
     with context():
         before = everything(model, tokens)
@@ -320,7 +328,8 @@ def compare_block(block: Block, x: Tensor, gates: Tensor | None, limit: float, s
         mine["gates"] = gates.clone().requires_grad_()
         theirs["gates"] = gates.double().requires_grad_()
     found = run_block(block, mine["x"], mine.get("gates"), mask=seen)
-    expected = masked_block(theirs, block.attention.layer, theirs["x"], theirs.get("gates"), seen)
+    attention = block.attention
+    expected = masked_block(theirs, attention.layer, theirs["x"], theirs.get("gates"), seen, attention.qk_norm)
     assert relative_error(found, expected) <= limit
     found_gradients = gradients((found * grad.to(found.dtype)).sum(), mine)
     for name, value in gradients((expected * grad).sum(), theirs).items():
@@ -342,11 +351,13 @@ def compare_block(block: Block, x: Tensor, gates: Tensor | None, limit: float, s
     ],
 )
 @pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("qk_norm", [False, True])
 @pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, 1e-5), (torch.bfloat16, 3e-2)])
 def test_sgt_oracle_4_gathered_heads_equal_masked_heads(
-    schedule: str, kv_group: int, layer: int, heads: tuple[int, ...], gated: bool, dtype: torch.dtype, limit: float
-) -> None:
-    model = lively(small_plan(schedule, kv_group=kv_group), dtype)
+    schedule: str, kv_group: int, layer: int, heads: tuple[int, ...], gated: bool, qk_norm: bool, dtype: torch.dtype,
+    limit: float,
+) -> None:  # fmt: skip
+    model = lively(small_plan(schedule, kv_group=kv_group, qk_norm=qk_norm), dtype)
     block = with_loop(model.stack[layer], heads, 2)
     gates = draw(2, len(heads)).to(dtype) if gated else None
     compare_block(block, draw(2, 32, 96).to(dtype), gates, limit)
@@ -412,13 +423,13 @@ def test_passes_that_nobody_watches_compute_the_same(plan: Plan, silent_passes: 
 
 @pytest.mark.parametrize("passes", [1, 2, 3])
 @pytest.mark.parametrize("gates", [None, GATES], ids=["full strength", "gated"])
-@pytest.mark.parametrize("kv_group", [1, 2])
+@pytest.mark.parametrize(("kv_group", "qk_norm"), [(1, False), (2, False), (1, True), (2, True)])
 def test_passes_that_nobody_watches_are_as_precise_under_autocast(
-    passes: int, gates: Gates | None, kv_group: int
+    passes: int, gates: Gates | None, kv_group: int, qk_norm: bool
 ) -> None:
     """Errors of bf16, as the mean over weights and three models: those of watched passes, give or take a quarter."""
     loops = {1: ((3, 0), passes), 2: ((2, 7), passes), 4: ((5, 11), passes)}
-    plan = looped(small_plan("uniform", kv_group=kv_group), loops, gates)
+    plan = looped(small_plan("uniform", kv_group=kv_group, qk_norm=qk_norm), loops, gates)
     errors: dict[bool, list[float]] = {True: [], False: []}
     for seed in range(3):
         tokens = random_tokens(plan, batch=4, seed=seed)
@@ -915,9 +926,10 @@ def test_edits_change_one_layer() -> None:
 
 @needs_gpu
 @pytest.mark.gpu
-def test_loops_on_the_gpu() -> None:
+@pytest.mark.parametrize("qk_norm", [False, True])
+def test_loops_on_the_gpu(qk_norm: bool) -> None:
     """Float32 without tensor cores' rounding, by logits and by the gradients of all weights."""
-    plan = RepeatBlock(3).apply(looped(small_plan(kv_group=2), LOOPS, GATES))
+    plan = RepeatBlock(3).apply(looped(small_plan(kv_group=2, qk_norm=qk_norm), LOOPS, GATES))
     model, tokens = lively(plan), random_tokens(plan)
     expected = everything(model, tokens)
     found = everything(model.cuda(), tokens.cuda())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import weakref
+from dataclasses import replace
 from functools import partial
 from typing import Any
 from unittest.mock import patch
@@ -86,6 +87,10 @@ def trains_alike(peers: Processes, plan: Plan = PLAN, regions: Regions = Regions
 
 def repeated_blocks(peers: Processes) -> None:
     trains_alike(peers, RepeatBlock(1, 2).apply(PLAN))
+
+
+def normed_heads(peers: Processes) -> None:
+    trains_alike(peers, replace(LoopHeads(2, (0, 3), 2).apply(PLAN), qk_norm=True))
 
 
 def classifier(peers: Processes) -> None:

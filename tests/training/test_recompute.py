@@ -40,6 +40,7 @@ PLANS = {
     "repeats": BASE.with_layer(1, replace(BASE.layers[1], repeats=2)),
     "shared keys": Plan.from_heads([4, 4], width=32, vocabulary=40, context=16, kv_group=2),
     "classifier": replace(BASE, classes=3),
+    "normed heads": replace(LOOPED, qk_norm=True),
 }
 
 
@@ -117,6 +118,16 @@ def saved_bytes(plan: Plan, regions: Regions) -> int:
         loss = model.loss(tokens, targets, regions)
     loss.backward()
     return sum(kept.values())
+
+
+@pytest.mark.parametrize("name", ["plain", "shared keys", "loops"])
+def test_the_norm_of_heads_keeps_what_the_plan_says(name: str) -> None:
+    """In bf16; the factors of heads are in float32."""
+    plan = PLANS[name]
+    normed = replace(plan, qk_norm=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        more = saved_bytes(normed, Regions()) - saved_bytes(plan, Regions())
+    assert more == 3 * 16 * (normed.cost.activation_bytes_per_token - plan.cost.activation_bytes_per_token)
 
 
 @pytest.mark.parametrize("name", ["plain", "loops"])

@@ -53,7 +53,8 @@ PRUNED: dict[str, Any] = {
     **BASE, "train__steps": 16, "growth__policies": ["prune", "sgt"], "growth__sgt__start": 2, "growth__sgt__window": 4,
     "growth__sgt__beta": 0.0, "growth__sgt__birth": "paper", "growth__sgt__max_layers": 1, **EAGER_PRUNING,
 }  # fmt: skip
-ARMS = {"stack": STACK, "interleave": INTERLEAVE, "together": TOGETHER, "pruned": PRUNED}
+NORMED: dict[str, Any] = {**TOGETHER, "model__qk_norm": True, "optimizer__kind": "muon"}
+ARMS = {"stack": STACK, "normed": NORMED, "interleave": INTERLEAVE, "together": TOGETHER, "pruned": PRUNED}
 Runs = Callable[[str], RunFolder]
 
 
@@ -151,7 +152,7 @@ def test_the_loss_follows_the_structure(grown: Runs, data: Path, tmp_path: Path)
     assert ours[-1] < ours[0]
 
 
-@pytest.mark.parametrize(("arm", "steps"), [("stack", (2, 3, 4, 6, 8)), ("together", (2, 4, 8, 20))])
+@pytest.mark.parametrize(("arm", "steps"), [("stack", (2, 3, 4, 6, 8)), ("together", (2, 4, 8, 20)), ("normed", (20,))])
 def test_checkpoints_before_and_after_growth_are_evaluated_and_generate(
     arm: str, steps: tuple[int, ...], grown: Runs, tmp_path: Path, call: Call
 ) -> None:
@@ -237,12 +238,23 @@ def test_births_stacks_and_loops_are_told(grown: Runs) -> None:
 
 @pytest.mark.parametrize(("arm", "steps"), [
     ("stack", (2, 3, 5, 6)), ("together", (1, 2, 3, 5, 6, 8, 9, 11, 16, 19)), ("pruned", (2, 4, 8, 15)),
+    ("normed", (3, 9)),
 ])  # fmt: skip
 def test_resuming_anywhere_gives_the_same_run(arm: str, steps: tuple[int, ...], grown: Runs, tmp_path: Path) -> None:
     for step in steps:
         run = copy_run(grown(arm), tmp_path / f"run-{step}", last=step)
         resume(run.path)
         assert_equal_growth(run, grown(arm))
+
+
+def test_normed_heads_stay_normed_through_all_growth(grown: Runs) -> None:
+    run = grown("normed")
+    assert {event.action for event in growth(run)} >= {"stack", "birth", "removal", "add"}
+    assert all(plan_at(run, step).qk_norm for step in range(1, 21))
+    model, tokens = load_run(run.path, device="cpu").model, torch.arange(16)[None]
+    normed = model(tokens).logits
+    model.follow_plan(replace(model.plan, qk_norm=False))
+    assert not torch.allclose(model(tokens).logits, normed, atol=1e-3)
 
 
 def test_heads_leave_beside_loops(grown: Runs) -> None:

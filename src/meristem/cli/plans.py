@@ -50,6 +50,7 @@ def plan_command(
     head_dim: Annotated[int | None, typer.Option(help="Head dim; width / heads. For uniform and lists.")] = None,
     classes: Annotated[int | None, typer.Option(help="Plan a classifier that tells so many classes apart.")] = None,
     pooling: Annotated[Pooling, typer.Option(help="What a classifier's answer is read from.")] = "mean",
+    qk_norm: Annotated[bool, typer.Option("--qk-norm", help="RMS-norm every query and key, head by head.")] = False,
     tensor_parallel: Annotated[int, typer.Option(help="Warn unless this size divides all head counts.")] = 1,
     batch_tokens: Annotated[int, typer.Option(help="Tokens per forward pass, for the memory estimate.")] = 32768,
     recompute: Annotated[
@@ -80,12 +81,13 @@ def plan_command(
     shape: Shape = {
         "vocabulary": vocabulary, "context": context, "feed_forward": feed_forward, "kv_group": kv_group,
         "force_multi_query": mqa, "head_dim": head_dim, "classes": classes, "pooling": pooling,
+        "qk_norm": qk_norm,
     }  # fmt: skip
     solver: dict[str, Any] = {"dims": integers("dims", dims), "ramp": ramp, "seed": seed}
     if file is not None:
         given = {
             "layers": layers, "width": width, "heads": heads, "schedule": schedule, "mqa": mqa or None,
-            "head_dim": head_dim, "classes": classes,
+            "head_dim": head_dim, "classes": classes, "qk_norm": qk_norm or None,
         }  # fmt: skip
         for field, value in given.items():
             if value is not None:
@@ -128,6 +130,7 @@ def plan_command(
             against, layers=len(plan.layers), width=plan.width, heads=max(plan.heads), **solver,
             vocabulary=plan.vocabulary, context=plan.context, feed_forward=plan.feed_forward,
             kv_group=ratios.pop() if len(ratios) == 1 else 1, classes=plan.classes, pooling=plan.pooling,
+            qk_norm=plan.qk_norm,
         )  # fmt: skip
     if as_json:
         facts = plan_facts(plan, batch_tokens, tensor_parallel, **options)

@@ -39,6 +39,7 @@ class ModelConfig:
     feed_forward: int | None = None  # 8/3 of the width if not given
     head_dim: int | None = None  # width / heads if not given; for the uniform schedule and lists
     pooling: Pooling = "mean"  # what a classifier's answer is read from: all tokens, or the first
+    qk_norm: bool = False  # RMS-norm every query and key, head by head
     plan: str | None = None  # a plan file, instead of all of the above
 
     def build(self, vocabulary: int, classes: int | None = None, longest: int | None = None) -> Plan:
@@ -53,7 +54,7 @@ class ModelConfig:
         shape: Shape = {
             "vocabulary": vocabulary, "context": min(self.context, longest or self.context),
             "feed_forward": self.feed_forward, "kv_group": self.kv_group, "head_dim": self.head_dim,
-            "classes": classes, "pooling": self.pooling,
+            "classes": classes, "pooling": self.pooling, "qk_norm": self.qk_norm,
         }  # fmt: skip
         try:
             if self.head_list:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear, rms_norm, scaled_dot_product_attention
 
-from meristem.model.block import NORM_EPS
+from meristem.model.attention import NORM_EPS
 from meristem.model.fused import swiglu
 from meristem.model.operators import accum_dtype, use_triton
 
@@ -62,23 +62,27 @@ def _add_norm(x: Tensor, branch: Tensor, dtype: torch.dtype) -> tuple[Tensor, Te
 
 
 def attend_(
-    packed: Tensor, cache: Tensor, rope: Tensor, position: Tensor, padding: Tensor | None, heads: int
-) -> Tensor:
+    packed: Tensor, cache: Tensor, rope: Tensor, position: Tensor, padding: Tensor | None, heads: int,
+    qk_norm: bool = False,
+) -> Tensor:  # fmt: skip
     """What the heads of the newest token read, (B, heads e); its keys and values are put into the cache.
 
     `packed` (B, (heads + 2 kv heads) e) holds its queries, keys and values, and is overwritten; `cache`
     (B, 2 kv heads, capacity, e) the keys, then the values, of the tokens before; `rope` (B, 2, e) the cosines and
     signed sines of its position in each row; `position` (1,) its place in the cache. A row sees what lies between its
-    `padding` (B,) and itself; None is no padding.
+    `padding` (B,) and itself; None is no padding. With `qk_norm` queries and keys are RMS-normed, head by head, and so
+    are those that the cache holds.
     """
     if use_triton(packed):
         from meristem.decoding.triton_decode import attend_kernel_
 
-        return attend_kernel_(packed, cache, rope, position, padding, heads)
+        return attend_kernel_(packed, cache, rope, position, padding, heads, NORM_EPS if qk_norm else None)
     batch, dim, at = packed.shape[0], rope.shape[-1], int(position)
     packed = packed.view(batch, -1, dim)
     turned = packed[:, : heads + cache.shape[1] // 2]
     precise = turned.to(rope.dtype)
+    if qk_norm:
+        precise = rms_norm(precise, (dim,), None, NORM_EPS)
     turned.copy_(precise * rope[:, :1] + precise.roll(dim // 2, -1) * rope[:, 1:])
     cache[:, :, at] = packed[:, heads:]
     keys, values = cache[:, :, : at + 1].chunk(2, dim=1)

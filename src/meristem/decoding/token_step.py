@@ -80,7 +80,8 @@ class Decoding:
         x, branch = embedding(self.tokens, weights.embedding).to(self.dtype), self.nothing
         for each, slot in zip(weights.passes, self.slots, strict=True):
             x, packed = norm_linear(x, branch, each.qkv)
-            read = attend_(packed, slot, rope[each.head_dim], self.position, padding, each.heads)
+            turn = rope[each.head_dim]
+            read = attend_(packed, slot, turn, self.position, padding, each.heads, weights.qk_norm)
             branch = product(read, each.out)
             if each.feed_forward is not None:
                 gate_up, down = each.feed_forward

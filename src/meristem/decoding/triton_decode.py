@@ -99,19 +99,23 @@ SHARE = 256  # tokens of a share at least
 
 
 @triton.jit
-def _turned(heads, rope, d, swapped, inside, DIM: tl.constexpr):  # type: ignore[no-untyped-def]
-    # A head, rotated and rounded as the cache holds it.
+def _turned(heads, rope, d, swapped, inside, eps, DIM: tl.constexpr, NORM: tl.constexpr):  # type: ignore[no-untyped-def]
+    # A head, rotated (and normed) and rounded as the cache holds it.
     x = tl.load(heads + d, mask=inside, other=0.0).to(tl.float32)
     y = tl.load(heads + swapped, mask=inside, other=0.0).to(tl.float32)
     cos = tl.load(rope + d, mask=inside, other=0.0)
     sin = tl.load(rope + DIM + d, mask=inside, other=0.0)
+    if NORM:
+        factor = tl.rsqrt(tl.sum(x * x, 0) / DIM + eps)
+        x, y = x * factor, y * factor
     return (x * cos + y * sin).to(heads.dtype.element_ty)
 
 
 @triton.jit
 def _attend(  # type: ignore[no-untyped-def]
-    packed, cache, rope, position, padding, result, parts, peaks, sums, heads, kv_heads, capacity, scale,
-    DIM: tl.constexpr, PADDED: tl.constexpr, PART: tl.constexpr, BLOCK: tl.constexpr, SHARES: tl.constexpr,
+    packed, cache, rope, position, padding, result, parts, peaks, sums, heads, kv_heads, capacity, scale, eps,
+    DIM: tl.constexpr, NORM: tl.constexpr, PADDED: tl.constexpr, PART: tl.constexpr, BLOCK: tl.constexpr,
+    SHARES: tl.constexpr,
 ):  # fmt: skip
     program, share = tl.program_id(0), tl.program_id(1)
     row, head = (program // heads).to(tl.int64), program % heads
@@ -129,8 +133,8 @@ def _attend(  # type: ignore[no-untyped-def]
     if PADDED:
         first = tl.load(padding + row).to(tl.int32)
 
-    query = _turned(packed + head * DIM, rope, d, swapped, inside, DIM).to(tl.float32) * scale
-    new_key = _turned(packed + (heads + shared) * DIM, rope, d, swapped, inside, DIM)
+    query = _turned(packed + head * DIM, rope, d, swapped, inside, eps, DIM, NORM).to(tl.float32) * scale
+    new_key = _turned(packed + (heads + shared) * DIM, rope, d, swapped, inside, eps, DIM, NORM)
     new_value = tl.load(packed + (heads + kv_heads + shared) * DIM + d, mask=inside, other=0.0)
     # The new token is read from here by all; one program of those that share its head writes it for later ones.
     writes = inside & (share == 0) & (head % group == 0)
@@ -189,8 +193,9 @@ def shares_of(programs: int, capacity: int, processors: int) -> int:
 
 
 def attend_kernel_(
-    packed: Tensor, cache: Tensor, rope: Tensor, position: Tensor, padding: Tensor | None, heads: int
-) -> Tensor:
+    packed: Tensor, cache: Tensor, rope: Tensor, position: Tensor, padding: Tensor | None, heads: int,
+    eps: float | None = None,
+) -> Tensor:  # fmt: skip
     packed, rope = packed.contiguous(), rope.contiguous()
     batch, twice, capacity, dim = cache.shape
     assert cache.is_contiguous()
@@ -204,9 +209,9 @@ def attend_kernel_(
     part = triton.next_power_of_2(dim)
     _attend[(programs, shares)](
         packed, cache, rope, position, position if padding is None else padding, result, parts, peaks, sums,
-        heads, twice // 2, capacity, dim**-0.5,
-        DIM=dim, PADDED=padding is not None, PART=part, BLOCK=min(256, max(1, 8192 // part)), SHARES=shares,
-        num_warps=8,
+        heads, twice // 2, capacity, dim**-0.5, 0.0 if eps is None else eps,
+        DIM=dim, NORM=eps is not None, PADDED=padding is not None, PART=part, BLOCK=min(256, max(1, 8192 // part)),
+        SHARES=shares, num_warps=8,
     )  # fmt: skip
     if shares > 1:
         _together[(programs,)](parts, peaks, sums, result, DIM=dim, PART=part, SHARES=shares, num_warps=4)

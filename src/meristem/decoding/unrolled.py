@@ -47,6 +47,7 @@ class Weights(NamedTuple):
     passes: tuple[PassWeights, ...]
     unembedding: Tensor  # with the gain of the last norm
     rope: dict[int, Tensor]  # cosines and signed sines of each head dim, (T, 2, dim)
+    qk_norm: bool  # whether queries and keys are normed
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -67,7 +68,7 @@ def unrolled(model: Decoder, ready: Callable[[Tensor], Tensor] = Tensor.detach) 
     kind = accum_dtype(embedding.dtype)
     rope = {dim: torch.cat(model.rope(dim), dim=1).to(kind) for dim in sorted(set(model.plan.head_dims))}
     unembedding = ready(model.embedding.weight * model.norm.weight)
-    return Weights(embedding, tuple(passes), unembedding, rope)
+    return Weights(embedding, tuple(passes), unembedding, rope, model.plan.qk_norm)
 
 
 def _passes(

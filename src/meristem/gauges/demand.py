@@ -4,7 +4,8 @@ A head that writes nothing yet changes the loss, as its output is turned up, wit
 and what it would write. In every layer the gauge follows such a head, a scout, which takes part in nothing: a real
 softmax head with the model's positions. It sees a layer's normed input and the gradient of the loss by what the layer's
 attention adds to the stream. Where the present heads do not suffice a scout learns to follow that gradient, batch after
-batch; where they do, what it learns from one batch is worth nothing on the next.
+batch; where they do, what it learns from one batch is worth nothing on the next. A scout's queries and keys are as they
+are projected, also where those of the model's heads are normed (`qk_norm`).
 
 All layers are followed together, in tensors whose first dimension is the layer. The work is matrix products, and
 Cholesky factors as small as a head; nothing is read back from the device between decisions.

@@ -14,13 +14,15 @@ from torch.nn.functional import linear, scaled_dot_product_attention
 
 from meristem.model.backends import BACKENDS
 from meristem.model.cache import CacheSlot
-from meristem.model.fused import project_heads, write_heads
+from meristem.model.fused import norm_heads, project_heads, write_heads
 from meristem.model.fused_loops import gather_heads
 from meristem.model.rotary import RotaryPair
 from meristem.plan import LayerPlan
 
-# Called with rotated queries and keys, the heads' outputs (B, heads, T, head dim each), and what the layer adds.
+# Called with queries and keys as attention compares them (rotated, and normed if the plan says so), the heads' outputs
+# (B, heads, T, head dim each), and what the layer adds.
 HeadsWatch = Callable[[Tensor, Tensor, Tensor, Tensor], None]
+NORM_EPS = 1e-5  # of every RMS norm
 PIECE = 128  # terms that are summed at once on a CPU
 
 
@@ -62,8 +64,9 @@ class Attention(nn.Module):
     looped: Tensor
     takers: Tensor
 
-    def __init__(self, width: int, layer: LayerPlan) -> None:
+    def __init__(self, width: int, layer: LayerPlan, qk_norm: bool = False) -> None:
         super().__init__()
+        self.qk_norm = qk_norm  # whether queries and keys are RMS-normed, head by head
         self.qkv = nn.Linear(width, layer.query_width + 2 * layer.kv_width, bias=False)
         self.out = nn.Linear(layer.query_width, width, bias=False)
         self.backend: str | None = None  # None lets torch choose
@@ -115,11 +118,19 @@ class Attention(nn.Module):
     def project(
         self, x: Tensor, gain: Tensor, rope: RotaryPair, looped: LoopedHeads | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Rotated queries and keys, and values, each (B, T, its heads, head dim), of all heads or the looped ones."""
+        """Rotated queries and keys, and values, each (B, T, its heads, head dim), of all heads or the looped ones.
+
+        If the plan says so queries and keys are normed.
+        """
         heads, kv_heads, weight = self.layer.heads, self.layer.kv_heads, self.qkv.weight
         if looped is not None:
             heads, kv_heads, weight = looped.heads, looped.heads, looped.qkv
-        return project_heads(x, weight, gain, *rope, heads=heads, kv_heads=kv_heads)
+        eps = NORM_EPS if self.qk_norm else None
+        return project_heads(x, weight, gain, *rope, heads=heads, kv_heads=kv_heads, eps=eps)
+
+    def normed(self, queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
+        """Queries and keys (B, T, heads, head dim) that were not projected here, normed if the plan says so."""
+        return (norm_heads(queries, NORM_EPS), norm_heads(keys, NORM_EPS)) if self.qk_norm else (queries, keys)
 
     def attend(self, queries: Tensor, keys: Tensor, values: Tensor, out: Tensor, view: View) -> Tensor:
         """What heads, each (B, T, heads, head dim), write through `out` (d, heads e) to the stream, (B, T, d)."""

@@ -11,22 +11,21 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from meristem.model.attention import Attention, View
+from meristem.model.attention import NORM_EPS, Attention, View
 from meristem.model.cache import CacheSlot
 from meristem.model.fused import add_norm, swiglu_feed_forward
 from meristem.model.fused_loops import follow_heads, gated, gated_linear, norm_project_heads
 from meristem.model.rotary import RotaryPair
 from meristem.plan import LayerPlan
 
-NORM_EPS = 1e-5
 INIT_STD = 0.02
 
 
 class Pass(NamedTuple):
     """What gauges see of one attention pass.
 
-    Rotated queries and keys, and the outputs of the heads, are (B, heads, T, head dim) each; the stream that the pass
-    read, and the update that it adds to it, are (B, T, d).
+    Queries and keys as they are compared (rotated, and normed if the plan says so), and the outputs of the heads, are
+    (B, heads, T, head dim) each; the stream that the pass read, and the update that it adds to it, are (B, T, d).
     """
 
     queries: Tensor
@@ -80,10 +79,10 @@ class Block(nn.Module):
     together with the norm that follows it, in one pass over memory.
     """
 
-    def __init__(self, width: int, feed_forward: int, layer: LayerPlan) -> None:
+    def __init__(self, width: int, feed_forward: int, layer: LayerPlan, qk_norm: bool = False) -> None:
         super().__init__()
         self.attention_norm = Norm(width)
-        self.attention = Attention(width, layer)
+        self.attention = Attention(width, layer, qk_norm)
         self.feed_forward_norm = Norm(width)
         self.feed_forward = FeedForward(width, feed_forward)
 
@@ -139,14 +138,14 @@ class Block(nn.Module):
             weight = torch.cat((weight, out.T))
         x, branch, *parts = norm_project_heads(x, branch, weight, *rope, heads=looped.heads, eps=NORM_EPS)
         queries, keys, values = parts[:3]
-        read = attention.read(queries, keys, values, view)
+        read = attention.read(*attention.normed(queries, keys), values, view)
         if attention.passes == 1:
             return x, branch, gated_linear(read, strengths[0], out)
         packed, scale = parts[3:]
         read, step = gated(read, strengths[0]), out.T @ weight.T
         for strength in strengths[1:]:
-            later = follow_heads(packed, scale, read, step, *rope, eps=NORM_EPS, width=x.shape[-1])
-            read = read + gated(attention.read(*later, view), strength)
+            queries, keys, values = follow_heads(packed, scale, read, step, *rope, eps=NORM_EPS, width=x.shape[-1])
+            read = read + gated(attention.read(*attention.normed(queries, keys), values, view), strength)
         return x, branch, linear(read.flatten(2).to(packed.dtype), out)
 
     def attention_input(self, stream: Tensor) -> Tensor:

@@ -220,38 +220,170 @@ def _(dq: Tensor, dk: Tensor, dv: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return dq.new_empty((batch, length, heads + 2 * dk.shape[2], dim))
 
 
+# Each head can also be normed, by a factor of its own in each token. Rotation leaves the norm of a head as it is, so
+# both are one pass, and backward needs nothing but the result, which attention keeps anyway, and the factors.
+
+
+def _head_factors(x: Tensor, eps: float) -> Tensor:
+    """The reciprocal root mean square (..., heads) of each head of x (..., heads, dim)."""
+    return torch.rsqrt(x.square().mean(-1) + eps)  # not by vecdot, which autocast would round
+
+
+def _through_head_norm(grad: Tensor, normed: Tensor, factors: Tensor) -> Tensor:
+    """The gradient of heads before their norm, from that of the normed ones, both (..., heads, dim)."""
+    unit, flow = normed.to(factors.dtype), grad.to(factors.dtype)
+    along = (unit * flow).mean(-1, keepdim=True)
+    return torch.addcmul(flow, unit, along, value=-1).mul_(factors[..., None])
+
+
+@operator("norm_rotate_heads_", mutates=("packed",))
+def norm_rotate_heads_(packed: Tensor, cos: Tensor, sin: Tensor, rotated: int, eps: float) -> Tensor:
+    """RMS-norm and rotate the first `rotated` heads of packed (B, T, heads, dim) in place.
+
+    Returned are their factors (B, T, rotated).
+    """
+    if use_triton(packed):
+        from meristem.model.triton_kernels import norm_rotate_into
+
+        return norm_rotate_into(packed, packed[:, :, :rotated], (cos, sin), eps)
+    precise = packed[:, :, :rotated].to(accum_dtype(packed.dtype))
+    factors = _head_factors(precise, eps)
+    packed[:, :, :rotated] = rotate(precise * factors[..., None], cos, sin)
+    return factors
+
+
+@norm_rotate_heads_.register_fake
+def _(packed: Tensor, cos: Tensor, sin: Tensor, rotated: int, eps: float) -> Tensor:
+    return packed.new_empty((*packed.shape[:2], rotated), dtype=accum_dtype(packed.dtype))
+
+
+@operator("norm_rotate_heads_backward")
+def norm_rotate_heads_backward(
+    dq: Tensor, dk: Tensor, dv: Tensor, normed: Tensor, factors: Tensor, cos: Tensor, sin: Tensor
+) -> Tensor:
+    """The gradient of packed, as `rotate_heads_backward`; `normed` and `factors` are what the norm left of it."""
+    heads, kv_heads = dq.shape[2], dk.shape[2]
+    packed = torch.empty_like(normed)
+    queries, keys, values = packed.split((heads, kv_heads, kv_heads), dim=2)
+    parts = ((queries, dq, normed[:, :, :heads], 0), (keys, dk, normed[:, :, heads : heads + kv_heads], heads))
+    if use_triton(dq):
+        from meristem.model.triton_kernels import norm_rotate_backward_into, rotate_into
+
+        for part, grad, own, first in parts:
+            norm_rotate_backward_into(part, grad, own, factors, first, (cos, sin))
+        rotate_into(values, dv, cos, sin, 0)
+        return packed
+    for part, grad, own, first in parts:
+        back = _through_head_norm(grad, own, factors[:, :, first : first + grad.shape[2]])
+        part.copy_(rotate(back, cos, -sin))
+    values.copy_(dv)
+    return packed
+
+
+@norm_rotate_heads_backward.register_fake
+def _(dq: Tensor, dk: Tensor, dv: Tensor, normed: Tensor, factors: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    return torch.empty_like(normed)
+
+
 class _ProjectHeads(torch.autograd.Function):
     """Projection and rotation. Automatic backward would pad and add three large tensors where one pass will do."""
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, gain: Tensor, cos: Tensor, sin: Tensor, heads: int, kv_heads: int
-    ) -> tuple[Tensor, Tensor, Tensor]:
+        ctx: Any, x: Tensor, weight: Tensor, gain: Tensor, cos: Tensor, sin: Tensor, heads: int, kv_heads: int,
+        eps: float | None,
+    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
         cast, folded = Folded.of(weight, gain, x.dtype)
         packed = (x @ cast.T).unflatten(-1, (heads + 2 * kv_heads, -1))
         rotated = heads + kv_heads
-        rotate_heads_(packed, cos, sin, rotated)
-        ctx.save_for_backward(x, *folded, cos, sin)
+        normed: tuple[Tensor, ...] = ()
+        if eps is None:
+            rotate_heads_(packed, cos, sin, rotated)
+        else:
+            normed = packed, norm_rotate_heads_(packed, cos, sin, rotated, eps)
+        ctx.save_for_backward(x, *folded, cos, sin, *normed)
         return packed[:, :, :heads], packed[:, :, heads:rotated], packed[:, :, rotated:]
 
     @staticmethod
     def backward(ctx: Any, dq: Tensor, dk: Tensor, dv: Tensor) -> tuple[Tensor | None, ...]:
-        x, *parts, cos, sin = ctx.saved_tensors
-        folded = Folded(*parts)
-        packed = rotate_heads_backward(dq, dk, dv, cos, sin).flatten(2)
+        x, weight, gain, kept, cos, sin, *normed = ctx.saved_tensors
+        folded = Folded(weight, gain, kept)
+        if normed:
+            packed = norm_rotate_heads_backward(dq, dk, dv, *normed, cos, sin).flatten(2)
+        else:
+            packed = rotate_heads_backward(dq, dk, dv, cos, sin).flatten(2)
         grads = folded.gradients(ctx, packed.flatten(0, 1), x.flatten(0, 1))
-        return packed @ folded.again(x.dtype), *grads, None, None, None, None
+        return packed @ folded.again(x.dtype), *grads, None, None, None, None, None
 
 
 def project_heads(
-    x: Tensor, weight: Tensor, gain: Tensor, cos: Tensor, sin: Tensor, heads: int, kv_heads: int
-) -> tuple[Tensor, Tensor, Tensor]:
+    x: Tensor, weight: Tensor, gain: Tensor, cos: Tensor, sin: Tensor, heads: int, kv_heads: int,
+    eps: float | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Rotated queries and keys, and values, (B, T, their heads, dim), of a norm x (B, T, d) with its gain (d,).
 
-    The rows of `weight` are ordered queries, keys, values, head by head; computed in the dtype of x.
+    The rows of `weight` are ordered queries, keys, values, head by head; computed in the dtype of x. With an `eps`
+    queries and keys are RMS-normed, head by head, as `norm_heads` does.
     """
-    parts: tuple[Tensor, Tensor, Tensor] = _ProjectHeads.apply(x, weight, gain, cos, sin, heads, kv_heads)
+    parts: tuple[Tensor, Tensor, Tensor] = _ProjectHeads.apply(x, weight, gain, cos, sin, heads, kv_heads, eps)
     return parts
+
+
+@operator("norm_heads")
+def _norm_heads(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """The RMS norm of each head of x (B, T, heads, dim), and its factors (B, T, heads)."""
+    if use_triton(x):
+        from meristem.model.triton_kernels import norm_rotate_into
+
+        result = x.new_empty(x.shape)
+        return result, norm_rotate_into(result, x, None, eps)
+    precise = x.to(accum_dtype(x.dtype))
+    factors = _head_factors(precise, eps)
+    return (precise * factors[..., None]).to(x.dtype).contiguous(), factors.contiguous()
+
+
+@_norm_heads.register_fake
+def _(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    return x.new_empty(x.shape), x.new_empty(x.shape[:-1], dtype=accum_dtype(x.dtype))
+
+
+@operator("norm_heads_backward")
+def _norm_heads_backward(grad: Tensor, normed: Tensor, factors: Tensor) -> Tensor:
+    """The gradient of heads (B, T, heads, dim) from that of their norm."""
+    if use_triton(grad):
+        from meristem.model.triton_kernels import norm_rotate_backward_into
+
+        result = torch.empty_like(normed)
+        norm_rotate_backward_into(result, grad, normed, factors, 0, None)
+        return result
+    return _through_head_norm(grad, normed, factors).to(normed.dtype).contiguous()
+
+
+@_norm_heads_backward.register_fake
+def _(grad: Tensor, normed: Tensor, factors: Tensor) -> Tensor:
+    return torch.empty_like(normed)
+
+
+class _NormHeads(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, eps: float) -> Tensor:
+        normed, factors = _norm_heads(x, eps)
+        ctx.save_for_backward(normed, factors)
+        result: Tensor = normed
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return _norm_heads_backward(grad, *ctx.saved_tensors), None
+
+
+def norm_heads(x: Tensor, eps: float) -> Tensor:
+    """x (B, T, heads, dim), each head divided by the root of its mean square + eps; computed in float32 at least.
+
+    A head may be rotated before or after: that is the same.
+    """
+    normed: Tensor = _NormHeads.apply(x, eps)
+    return normed
 
 
 class _WriteHeads(torch.autograd.Function):

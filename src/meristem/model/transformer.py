@@ -79,7 +79,7 @@ class Transformer(nn.Module):
         self.plan = plan
         self._kernels: tuple[torch.device, torch.dtype, str] | None = None  # as they were asked for
         self.embedding = nn.Embedding(plan.vocabulary, plan.width)
-        self.blocks = nn.ModuleList(Block(plan.width, plan.feed_forward, layer) for layer in plan.layers)
+        self.blocks = nn.ModuleList(_new_block(plan, layer) for layer in plan.layers)
         self.norm = Norm(plan.width)
         self.rotary = RotaryTables((layer.head_dim for layer in (*plan.layers, *plan.target)), plan.context)
         gates = plan.gates
@@ -149,7 +149,7 @@ class Transformer(nn.Module):
         """A block of the given shape where the others are, whose weights are still to be given."""
         weight = self.embedding.weight
         with torch.device("meta"):  # nothing is drawn
-            block = Block(self.plan.width, self.plan.feed_forward, layer)
+            block = _new_block(self.plan, layer)
         block = block.to(weight.dtype).to_empty(device=weight.device).train(self.training)
         block.attention.restructure(layer)
         if self._kernels is not None:
@@ -160,6 +160,7 @@ class Transformer(nn.Module):
         """Follow a plan whose changes the weights already have."""
         for block, layer in zip(self.stack, plan.layers, strict=True):
             block.attention.restructure(layer)
+            block.attention.qk_norm = plan.qk_norm
         self.rotary.add(plan.head_dims)
         self.plan = plan
 
@@ -223,6 +224,10 @@ class Transformer(nn.Module):
         if self.gate_delta is not None and not self.plan.loops:
             return loss + 0 * self.gate_delta.sum()
         return loss
+
+
+def _new_block(plan: Plan, layer: LayerPlan) -> Block:
+    return Block(plan.width, plan.feed_forward, layer, plan.qk_norm)
 
 
 def _numbered(watch: Watch, layer: int, repeat: int) -> PassWatch:

@@ -195,6 +195,102 @@ def rotate_into(result: Tensor, source: Tensor, cos: Tensor, sin: Tensor, sign: 
     )  # fmt: skip
 
 
+# Norm and rotation of a head. A program has some tokens of one head, so the kernel is the same for any number of heads.
+@triton.jit(do_not_specialize=["factor_token"])
+def _norm_rotate(  # type: ignore[no-untyped-def]
+    source, result, factors, cos, sin, rows, length, positions, source_batch, source_token, source_head, result_token,
+    factor_token, eps, HALF: tl.constexpr, ROTATE: tl.constexpr, PART: tl.constexpr, BLOCK_M: tl.constexpr,
+):  # fmt: skip
+    m, j, inside = tile_of(rows, 1, HALF, PART, BLOCK_M)
+    head = tl.program_id(1).to(tl.int64)
+    source += head * source_head
+    x, y = load_pair(strided(source, m, j, length, source_batch, source_token, source_head, HALF), inside, HALF)
+    factor = tl.rsqrt(tl.sum(x * x + y * y, 1) / (2 * HALF) + eps)
+    tl.store(factors + m * factor_token + head, factor, mask=m < rows)
+    x, y = x * factor[:, None], y * factor[:, None]
+    if ROTATE:
+        c, s = load_rope(cos, sin, m, j, positions, inside, HALF)
+        x, y = x * c - y * s, y * c + x * s
+    store_pair(result + head * (2 * HALF) + side_by_side(m, j, result_token, HALF), x, y, inside, HALF)
+
+
+@triton.jit(do_not_specialize=["factor_token", "first_factor"])
+def _norm_rotate_backward(  # type: ignore[no-untyped-def]
+    grad, normed, factors, result, cos, sin, rows, length, positions, grad_batch, grad_token, grad_head, normed_token,
+    result_token, factor_token, first_factor,
+    HALF: tl.constexpr, ROTATE: tl.constexpr, PART: tl.constexpr, BLOCK_M: tl.constexpr,
+):  # fmt: skip
+    m, j, inside = tile_of(rows, 1, HALF, PART, BLOCK_M)
+    head = tl.program_id(1).to(tl.int64)
+    grad += head * grad_head
+    x, y = load_pair(strided(grad, m, j, length, grad_batch, grad_token, grad_head, HALF), inside, HALF)
+    first, second = load_pair(normed + head * (2 * HALF) + side_by_side(m, j, normed_token, HALF), inside, HALF)
+    along = (tl.sum(x * first + y * second, 1) / (2 * HALF))[:, None]
+    factor = tl.load(factors + m * factor_token + first_factor + head, mask=m < rows, other=0.0)[:, None]
+    x, y = (x - first * along) * factor, (y - second * along) * factor
+    if ROTATE:
+        c, s = load_rope(cos, sin, m, j, positions, inside, HALF)
+        x, y = x * c + y * s, y * c - x * s
+    store_pair(result + head * (2 * HALF) + side_by_side(m, j, result_token, HALF), x, y, inside, HALF)
+
+
+def norm_rotate_into(result: Tensor, source: Tensor, rope: tuple[Tensor, Tensor] | None, eps: float) -> Tensor:
+    """Write source (B, T, heads, dim), each head normed, and rotated if there are angles, as `rotate_into` does.
+
+    The factors of the heads are returned, (B, T, heads).
+    """
+    if source.stride(-1) != 1:
+        source = source.contiguous()
+    batch, length, heads, dim = source.shape
+    _check_packed(result, source)
+    factors = torch.empty(batch, length, heads, dtype=torch.float32, device=source.device)
+    cos, sin, positions = _angles(rope, factors, dim)
+    part, block = tile_shape(dim // 2)
+    _norm_rotate[(triton.cdiv(batch * length, block), heads)](
+        source, result, factors, cos, sin, batch * length, length, positions, *source.stride()[:3], result.stride(1),
+        heads, eps, HALF=dim // 2, ROTATE=rope is not None, PART=part, BLOCK_M=block, num_warps=4,
+    )  # fmt: skip
+    return factors
+
+
+def norm_rotate_backward_into(
+    result: Tensor, grad: Tensor, normed: Tensor, factors: Tensor, first: int, rope: tuple[Tensor, Tensor] | None
+) -> None:
+    """Write into the first heads of a packed result the gradient of what `norm_rotate_into` made `normed` of.
+
+    `grad` and `normed` are (B, T, heads, dim); their factors are those from `first` on of `factors` (B, T, ...). A
+    slice of these would be aligned or not by the number of heads, and need a kernel for each.
+    """
+    if grad.stride(-1) != 1:
+        grad = grad.contiguous()
+    batch, length, heads, dim = grad.shape
+    _check_packed(result, grad)
+    _check_packed(normed, grad)
+    assert factors.is_contiguous()
+    cos, sin, positions = _angles(rope, factors, dim)
+    part, block = tile_shape(dim // 2)
+    _norm_rotate_backward[(triton.cdiv(batch * length, block), heads)](
+        grad, normed, factors, result, cos, sin, batch * length, length, positions, *grad.stride()[:3],
+        normed.stride(1), result.stride(1), factors.shape[2], first,
+        HALF=dim // 2, ROTATE=rope is not None, PART=part, BLOCK_M=block, num_warps=4,
+    )  # fmt: skip
+
+
+def _check_packed(packed: Tensor, heads: Tensor) -> None:
+    """Of a packed tensor, tokens follow each other at one distance, and the heads of a token lie side by side."""
+    assert packed.stride(0) == heads.shape[1] * packed.stride(1)
+    assert packed.stride(2) == heads.shape[3]
+    assert packed.stride(3) == 1
+
+
+def _angles(rope: tuple[Tensor, Tensor] | None, unused: Tensor, dim: int) -> tuple[Tensor, Tensor, int]:
+    """Cosines, sines and how many positions they have; without them something that is not read."""
+    if rope is None:
+        return unused, unused, 1
+    cos, sin = rope
+    return cos.contiguous(), sin.contiguous(), cos.numel() // dim
+
+
 def tile_shape(pairs: int, size: int = 1024) -> tuple[int, int]:
     """Columns and rows of a tile that holds the pairs of some tokens, about `size` in all."""
     part = triton.next_power_of_2(pairs)

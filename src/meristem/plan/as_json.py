@@ -35,6 +35,8 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
         del data["classes"], data["pooling"]
     if not plan.target:
         del data["target"]
+    if not plan.qk_norm:
+        del data["qk_norm"]
     for layer in (*data["layers"], *data.get("target", ())):
         if not layer["repeats"]:
             del layer["repeats"]
@@ -51,7 +53,7 @@ def plan_fields(data: Any) -> dict[str, Any]:
         found = data.get("format") if isinstance(data, dict) else type(data).__name__
         raise InputError("format", found, f"must be {FORMAT!r}")
     rest = {k: v for k, v in data.items() if k != "format"}
-    _check_fields("plan", rest, SIZES, ("layers",), ("gates", "classes", "pooling", "target"))
+    _check_fields("plan", rest, SIZES, ("layers",), ("gates", "classes", "pooling", "target", "qk_norm"))
     layers = _layers_from_list("layers", rest["layers"])
     target = _layers_from_list("target", rest["target"]) if "target" in rest else ()
     gates = rest.get("gates")

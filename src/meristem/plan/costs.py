@@ -122,6 +122,10 @@ def layer_cost(plan: Plan, layer: LayerPlan) -> Cost:
         softmax += len(layer.loop.heads) * t * t * passes
         kv_values += 2 * m * passes
         activations += (2 * d + 2 * 4 * m + 4 * len(layer.loop.heads)) * passes
+        if plan.qk_norm:  # queries and keys of a loop are kept before their norm as well
+            activations += (2 * 2 * m + 4 * 2 * len(layer.loop.heads)) * passes
+    if plan.qk_norm:  # the factor of each head
+        activations += 4 * (layer.heads + layer.kv_heads)
     times = 1 + layer.repeats
     return Cost(
         attention_matrices + feed_forward_matrices + 2 * d,

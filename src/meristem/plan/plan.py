@@ -40,6 +40,7 @@ class Shape(TypedDict, total=False):
     force_multi_query: bool
     classes: int | None
     pooling: str
+    qk_norm: bool
 
 
 def default_feed_forward(width: int) -> int:
@@ -67,6 +68,7 @@ class Plan:
     classes: int | None = None
     pooling: str = "mean"  # of a classifier
     target: tuple[LayerPlan, ...] = ()  # the layers that a model which grows in depth will have; empty when it has them
+    qk_norm: bool = False  # whether every query and key, head by head, is RMS-normed before it is rotated
 
     def __post_init__(self) -> None:
         for field, most in SIZES.items():
@@ -86,6 +88,8 @@ class Plan:
             check_integer("target", len(self.target), len(self.layers) + 1, MOST_LAYERS)
             if any(layer.run_again for layer in self.target):
                 raise InputError("target", "layers that are run again", "must run every layer once")
+        if type(self.qk_norm) is not bool:
+            raise InputError("qk_norm", self.qk_norm, "must be true or false")
         if self.gates is not None and not isinstance(self.gates, Gates):
             raise InputError("gates", self.gates, "must be Gates(passes, heads), or None")
         for index, layer in enumerate(self.layers):
@@ -116,11 +120,13 @@ class Plan:
         force_multi_query: bool = False,
         classes: int | None = None,
         pooling: str = "mean",
+        qk_norm: bool = False,
     ) -> Plan:
         """A plan whose layers split the width evenly among the given head counts, or have heads of `head_dim`.
 
         `kv_group` query heads share one key/value head, the same number in every layer, which keeps all
-        shapes equal. `force_multi_query` takes one key/value head per layer, which does not.
+        shapes equal. `force_multi_query` takes one key/value head per layer, which does not. With `qk_norm` queries and
+        keys are RMS-normed head by head, which costs no parameters.
         """
         check_integer("width", width, 1, MOST_WIDTH)
         if not isinstance(heads, Sequence):
@@ -146,7 +152,7 @@ class Plan:
         dims = [width // h if head_dim is None else head_dim for h in heads]
         layers = tuple(LayerPlan(h, e, k) for h, e, k in zip(heads, dims, kv_heads, strict=True))
         size = default_feed_forward(width) if feed_forward is None else feed_forward
-        return cls(width, vocabulary, context, size, layers, classes=classes, pooling=pooling)
+        return cls(width, vocabulary, context, size, layers, classes=classes, pooling=pooling, qk_norm=qk_norm)
 
     @classmethod
     def scheduled(

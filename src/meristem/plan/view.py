@@ -48,7 +48,7 @@ def plan_table(plan: Plan) -> str:
     lines += [
         "(each line is one layer's cost, for the layers named)",
         f"width {plan.width}, vocabulary {plan.vocabulary}, context {plan.context}, "
-        f"feed-forward {plan.feed_forward}{answer}",
+        f"feed-forward {plan.feed_forward}{', queries and keys normed' * plan.qk_norm}{answer}",
         f"parameters {cost.parameters:,} in all; forward {work}; training three times that",
         f"softmax elements {cost.softmax_elements:,} per sequence{cache}",
         *([] if plan.gates is None else [f"gates for {plan.gates.passes} passes over {plan.gates.heads} heads"]),
@@ -97,6 +97,7 @@ def plan_facts(
         "heads": list(plan.heads),
         "head_dims": list(plan.head_dims),
         "kv_heads": list(plan.kv_heads),
+        **({"qk_norm": True} if plan.qk_norm else {}),
         "loops": {str(index): {"heads": list(loop.heads), "passes": loop.passes} for index, loop in plan.loops.items()},
         "repeats": [layer.repeats for layer in plan.layers],
         "parameters": cost.parameters,
