@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch._inductor.utils import fresh_cache
 
 from meristem.config import OptimizerConfig
-from meristem.devices import autocast, compute_dtype, peak_flops
+from meristem.devices import autocast, compute_dtype, keep_freed_memory, peak_flops
 from meristem.limits import check_integer
 from meristem.model import Classifier, Decoder
 from meristem.plan import Plan
@@ -65,6 +65,7 @@ class TrainingStep:
     ) -> None:  # fmt: skip
         self.device, self.average, self.config = device, average, optimizer or OptimizerConfig()
         self.rate = self.config.rate
+        keep_freed_memory(device)
         self.model = (Decoder(plan, seed) if plan.classes is None else Classifier(plan, seed)).to(device)
         self.kernels = self.model.use_attention(device, compute_dtype(device), attention)
         self.optimizer = make_optimizer(self.model, self.config)

@@ -20,7 +20,7 @@ from meristem import __version__
 from meristem.config import Config, check_resumable
 from meristem.config.growth import table_name
 from meristem.data import LabelledData, TokenData, open_data
-from meristem.devices import autocast, compute_dtype, describe_device, memory_of
+from meristem.devices import autocast, compute_dtype, describe_device, keep_freed_memory, memory_of
 from meristem.errors import InputError, RunError, shortened
 from meristem.files import absolute, new_folder, write_atomically
 from meristem.growth import Grower
@@ -167,6 +167,7 @@ class Trainer:
         peers: Processes,
     ) -> None:
         torch.manual_seed(config.train.seed)
+        keep_freed_memory(peers.device)
         device, plan = peers.device, folder.plan  # as at the start: a checkpoint brings its own structure
         self.folder, self.config, self.peers = folder, config, peers
         recorded = device.type == "cuda"
