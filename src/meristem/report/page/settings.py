@@ -1,0 +1,62 @@
+"""The configuration of a run for its page: every setting, what differs from its default, and how to repeat the run."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from meristem.config import Config, known_values
+from meristem.growth.policies import POLICIES
+
+UNKNOWN = "?"  # the default of a setting of somebody's own policy
+
+
+def settings_table(config: Config) -> list[dict[str, Any]]:
+    """Every setting as text, with its default."""
+    defaults = {**known_values(Config()), **_policy_defaults(config.growth.policies)}
+    return [
+        {
+            "key": key,
+            "value": value_text(value),
+            "default": value_text(defaults[key]) if key in defaults else UNKNOWN,
+            "differs": key not in defaults or value != defaults[key],
+        }
+        for key, value in known_values(config).items()
+    ]
+
+
+def _policy_defaults(policies: Sequence[str]) -> dict[str, Any]:
+    return {
+        f"growth.{name}.{entry.name}": entry.default
+        for name in policies
+        if name in POLICIES
+        for entry in dataclasses.fields(POLICIES[name])
+        if entry.default is not dataclasses.MISSING
+    }
+
+
+def value_text(value: Any) -> str:
+    """A value as a configuration file has it."""
+    if value is None:
+        return "not given"
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(map(value_text, value)) + "]"
+    return json.dumps(value, ensure_ascii=False)
+
+
+def repeat_command(run: Path, processes: int) -> str:
+    """The command that trains the same again, from the folder in which the run was begun."""
+    start = "meristem" if processes == 1 else f"torchrun --nproc-per-node={processes} -m meristem"
+    return f"{start} train {shlex.quote(str(run / 'config.toml'))} --out {shlex.quote(f'{run}-again')}"
+
+
+def setting_differences(tables: Sequence[Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
+    """The settings that are not the same in all of several runs, with the value in each; None where there is none."""
+    values = [{row["key"]: row["value"] for row in table} for table in tables]
+    keys = dict.fromkeys(key for table in values for key in table)
+    rows = [{"key": key, "values": [table.get(key) for table in values]} for key in keys]
+    return [row for row in rows if len({*row["values"]}) > 1]
