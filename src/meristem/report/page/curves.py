@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from meristem.report.curves import Curve, finite_points, loss_range, smoothed
+from meristem.runs.entries import LARGE
 
 RAW_POINTS, SMOOTH_POINTS, KNOTS = 1600, 500, 400
 Entry = Mapping[str, Any]
@@ -47,7 +48,7 @@ def columns(curve: Curve) -> dict[str, Any]:
 def read_curve(entries: Sequence[Entry], name: str) -> list[tuple[int, float]]:
     """What the lines of metrics.jsonl say of one quantity; NaN where it was not finite."""
     values = [(entry["step"], entry[name]) for entry in entries if name in entry]
-    return [(step, float(value) if _is_number(value) else math.nan) for step, value in values]
+    return [(step, _number(value)) for step, value in values]
 
 
 def loss_curves(entries: Sequence[Entry], points: int = RAW_POINTS) -> dict[str, Any]:
@@ -55,48 +56,46 @@ def loss_curves(entries: Sequence[Entry], points: int = RAW_POINTS) -> dict[str,
     raw = read_curve(entries, "loss")
     smooth = smoothed(raw)
     held_out, average = (read_curve(entries, name) for name in ("held_out_loss", "held_out_loss_average"))
-    curves = {
+    curves: dict[str, Any] = {
         "raw": columns(with_extremes(raw, points)),
         "smooth": columns(with_extremes(smooth, min(points, SMOOTH_POINTS))),
         "held_out": columns(with_extremes(held_out, points)),
         "average": columns(with_extremes(average, points)),
     }
     measured = [*smooth, *held_out, *average]
-    curves["range"] = [short(end) for end in loss_range(raw, measured)] if finite_points([*raw, *measured]) else None
+    known = finite_points([*raw, *measured])
+    curves["range"] = [short(end) for end in loss_range(raw, measured)] if known else None
     return curves
 
 
-def axes(entries: Sequence[Entry], last_step: int) -> dict[str, list[float | int | None] | None]:
+def axes(entries: Sequence[Entry]) -> dict[str, list[float | int | None] | None]:
     """Steps, with the tokens, FLOPs and seconds until then, to draw curves against any of them; None if not known.
 
     Seconds are those of training steps alone, as the speed that is logged leaves everything else out. Where a line has
     no speed yet, that of the next one is taken.
     """
-    lines = [entry for entry in entries if _is_number(entry.get("tokens")) and entry["step"] > 0]
+    lines = [entry for entry in entries if math.isfinite(_number(entry.get("tokens"))) and entry["step"] > 0]
     steps, totals = [0.0], {"tokens": [0.0], "flops": [0.0], "seconds": [0.0]}
-    paces = [entry.get("tokens_per_second") for entry in lines]
-    known = [float(pace) for pace in paces if _is_number(pace) and pace > 0]
-    pace = known[0] if known else math.nan
+    paces = [_number(entry.get("tokens_per_second")) for entry in lines]
+    pace = next((known for known in paces if known > 0), math.nan)
     for entry, own in zip(lines, paces, strict=True):
         if entry["step"] <= steps[-1]:
             continue
-        pace = float(own) if _is_number(own) and own > 0 else pace
+        pace = own if own > 0 else pace
         done = max(0.0, entry["tokens"] - totals["tokens"][-1])
         steps.append(entry["step"])
         totals["seconds"].append(totals["seconds"][-1] + done / pace)
         totals["tokens"].append(float(entry["tokens"]))
-        flops = entry.get("flops")
-        totals["flops"].append(float(flops) if _is_number(flops) else math.nan)
+        totals["flops"].append(_number(entry.get("flops")))
     every = max(1, math.ceil(len(steps) / KNOTS))
     kept = sorted({*range(0, len(steps), every), len(steps) - 1})
     result: dict[str, list[float | int | None] | None] = {"steps": [short(steps[i]) for i in kept]}
     for name, values in totals.items():
         whole = len(steps) > 1 and all(map(math.isfinite, values))
         result[name] = [short(values[i], 7) for i in kept] if whole else None
-    if last_step > steps[-1] and len(steps) == 1:
-        result |= dict.fromkeys(totals)
     return result
 
 
-def _is_number(value: Any) -> bool:
-    return type(value) in (int, float) and math.isfinite(value) and abs(value) < 1e30
+def _number(value: Any) -> float:
+    """A number of a log; NaN for what is none, or beyond what is ever meant."""
+    return float(value) if type(value) in (int, float) and abs(value) < LARGE else math.nan

@@ -16,6 +16,7 @@ from meristem.files import read_json
 from meristem.growth.descriptions import describe_structure
 from meristem.plan import Plan
 from meristem.report.curves import finite_points, smoothed
+from meristem.report.drawing.numbers import rounded
 from meristem.report.page.curves import (
     RAW_POINTS,
     SMOOTH_POINTS,
@@ -34,9 +35,10 @@ from meristem.report.structure_figure import even_distance
 from meristem.report.structure_history import Snapshot, snapshots
 from meristem.runs.entries import growth_events
 from meristem.runs.run_folder import RunFolder
-from meristem.wording import counted, describe_time, listed
+from meristem.wording import counted, describe_time
 
 FORMAT = "meristem-page/1"
+NOTHING, MINUS = "\u2013", "\u2212"
 MOST_CLASSES = 50  # of a classifier that are shown
 Entry = Mapping[str, Any]
 
@@ -83,8 +85,9 @@ def run_data(run: Path, points: int = RAW_POINTS) -> dict[str, Any]:
         "last_step": last_step,
         "steps": config.train.steps,
         "classifier": growth.start.classes is not None,
+        "heads": describe_structure(history[-1].plan),
         "summary": _summary(growth, history[-1].plan, metrics),
-        "axes": axes(metrics, last_step),
+        "axes": axes(metrics),
         "loss": loss_curves(metrics, points),
         "curves": _other_curves(metrics, points),
         "structure": _structure(history, growth, rows),
@@ -94,7 +97,7 @@ def run_data(run: Path, points: int = RAW_POINTS) -> dict[str, Any]:
         "lifetime": lifetime,
         "stories": policy_stories(growth, rows, last_step),
         "costs": {name: [cost[name] for cost in costs] for name in costs[0]},
-        "uniform": None if uniform is None else {**_cost(0, uniform), "text": describe_structure(uniform)},
+        "uniform": None if uniform is None else {**_cost(0, uniform), "text": _uniform_text(uniform)},
         "evaluation": evaluation,
         "settings": settings_table(config),
         "origin": _origin(folder, entries, run),
@@ -117,8 +120,17 @@ def _names(paths: Sequence[Path]) -> list[str]:
 
 def _title(config: Config, plan: Plan) -> str:
     kind = "Language model" if plan.classes is None else f"Classifier of {counted(plan.classes, 'class', 'es')}"
-    grows = f", grown by {listed(list(config.growth.policies), 5)}" if config.growth.policies else ""
+    policies = [name for name in config.growth.policies if name != "observe"]  # which changes nothing
+    grows = (
+        f", grown by {' and '.join([', '.join(policies[:-1]), policies[-1]][len(policies) < 2 :])}" if policies else ""
+    )
     return f"{kind} of {counted(len(plan.layers), 'layer')} and width {plan.width}{grows}"
+
+
+def _structure_text(plan: Plan) -> str:
+    looped = sum(bool(layer.run_again) for layer in plan.layers)
+    heads = f"{counted(sum(plan.heads), 'head')} in {counted(len(plan.layers), 'layer')}"
+    return heads + (f", something run again in {looped} of them" if looped else "")
 
 
 def _status(folder: RunFolder, lifetime: Sequence[Entry], last_step: int) -> dict[str, str]:
@@ -148,23 +160,31 @@ def _summary(growth: RunGrowth, plan: Plan, metrics: Sequence[Entry]) -> list[di
     loss = finite_points(smoothed(read_curve(metrics, "loss")))
     if loss:
         facts.append(("training loss, smoothed", f"{loss[-1][1]:.4f}"))
-    for name, label in (("held_out_loss", "held-out loss"), ("accuracy", "held-out accuracy"), ("macro_f1", "macro-F1")):
+    for name, label in (
+        ("held_out_loss", "held-out loss"),
+        ("accuracy", "held-out accuracy"),
+        ("macro_f1", "macro-F1"),
+    ):
         measured = finite_points(read_curve(metrics, name))
         if measured:
             facts.append((label, f"{measured[-1][1]:.4f}"))
             if name == "held_out_loss" and plan.classes is None and measured[-1][1] < 50:
                 facts.append(("perplexity", f"{math.exp(measured[-1][1]):.2f}"))
     facts.append(("parameters", f"{plan.parameters:,}"))
-    heads = f"{counted(sum(plan.heads), 'head')} in {counted(len(plan.layers), 'layer')}"
     looped = sum(bool(layer.run_again) for layer in plan.layers)
-    facts.append(("structure", heads + (f", {counted(looped, 'layer')} run again" if looped else "")))
-    last = axes(metrics, 0)
+    facts.append(("heads", f"{sum(plan.heads):,} in {counted(len(plan.layers), 'layer')}"))
+    if looped:
+        facts.append(("run again", f"in {counted(looped, 'layer')}"))
+    last = axes(metrics)
     for name, label in (("tokens", "tokens seen"), ("flops", "training FLOPs"), ("seconds", "time of steps")):
         values = last[name]
-        if values and values[-1] is not None:
-            text = describe_time(values[-1]) if name == "seconds" else f"{values[-1]:.3g}"
-            facts.append((label, f"{int(values[-1]):,}" if name == "tokens" else text))
+        if values and (total := values[-1]) is not None:
+            facts.append((label, describe_time(total) if name == "seconds" else _large(total)))
     return [{"label": label, "value": value} for label, value in facts]
+
+
+def _large(count: float) -> str:
+    return rounded(int(count)) if count < 1e15 else f"{count:.3g}"
 
 
 def _origin(folder: RunFolder, entries: Sequence[Entry], run: Path) -> dict[str, Any]:
@@ -229,7 +249,7 @@ def _structure(history: Sequence[Snapshot], growth: RunGrowth, rows: Sequence[En
                 "born": sorted(snapshot.born),
                 "checked": snapshot.checked,
                 "row": None if snapshot.event is None else places.get(snapshot.event),
-                "text": describe_structure(snapshot.plan),
+                "text": _structure_text(snapshot.plan),
             }
         )
     widest = max(layer.query_width for snapshot in history for layer in snapshot.plan.layers)
@@ -263,6 +283,10 @@ def _cost(step: int, plan: Plan) -> dict[str, Any]:
         "flops": cost.forward.causal,
         "kv_bytes": cost.kv_bytes_per_token,
     }
+
+
+def _uniform_text(plan: Plan) -> str:
+    return f"{counted(plan.heads[0], 'head')} of {plan.head_dims[0]} in each of {counted(len(plan.layers), 'layer')}"
 
 
 def uniform_plan(config: Config, plan: Plan) -> Plan | None:
@@ -315,7 +339,9 @@ def _evaluation(folder: RunFolder, history: Sequence[Snapshot]) -> dict[str, Any
             "even": short(even_distance(plan.context), 4),
         }
     classes = content.get("classes")
-    if isinstance(classes, list) and all(isinstance(one, dict) and isinstance(one.get("label"), str) for one in classes):
+    if isinstance(classes, list) and all(
+        isinstance(one, dict) and isinstance(one.get("label"), str) for one in classes
+    ):
         shown = sorted(classes, key=lambda one: -one["support"] if type(one.get("support")) is int else 0)
         result["classes"] = [
             {name: one.get(name) for name in ("label", "support", "precision", "recall", "f1")}
@@ -362,14 +388,14 @@ def run_table(runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         if any(value is not None for value in values):
             first = values[0]
             rows.append({"label": label, "values": [_with_difference(value, first) for value in values]})
-    rows.append({"label": "structure at the end", "values": [run["structure"]["snapshots"][-1]["text"] for run in runs]})
+    rows.append({"label": "structure at the end", "values": [run["heads"] for run in runs]})
     return rows
 
 
 def _with_difference(value: float | None, first: float | None) -> str:
     """A number, and in brackets by how much it is more than the first."""
     if value is None:
-        return "–"
+        return NOTHING
 
     def plain(number: float) -> str:
         return f"{number:,}" if isinstance(number, int) and abs(number) < 1e12 else f"{number:,.5g}"
@@ -377,7 +403,7 @@ def _with_difference(value: float | None, first: float | None) -> str:
     if first is None or value == first:
         return plain(value)
     difference = value - first
-    return f"{plain(value)} ({'+' if difference > 0 else '−'}{plain(abs(difference))})"
+    return f"{plain(value)} ({'+' if difference > 0 else MINUS}{plain(abs(difference))})"
 
 
 def _data_warning(runs: Sequence[Mapping[str, Any]]) -> str:

@@ -233,8 +233,9 @@ def _most_frequent(verdicts: Sequence[str], most: int = 3) -> str:
 def _prune_story(growth: RunGrowth, rows: Sequence[Entry]) -> str:
     removed = sum(row["action"] == "removal" for row in rows)
     spared = sum(row["action"] == "spare" for row in rows)
-    limit = growth.config["growth.prune.redundant"]
-    begin = f"{counted(removed, 'head')} removed, {counted(spared, 'trial')} showed a head to be needed."
+    limit, patience = growth.config["growth.prune.redundant"], growth.config["growth.prune.patience"]
+    begin = f"{counted(removed, 'head')} removed" if removed else "No head was removed"
+    begin += f", {counted(spared, 'trial')} showed a head to be needed." if spared else "."
     shares = [
         (share, event.step, layer, head)
         for event in growth.heads.decisions
@@ -249,7 +250,8 @@ def _prune_story(growth: RunGrowth, rows: Sequence[Entry]) -> str:
     verb = "below" if share < limit else "above"
     return (
         f"{begin} The least needed was head {head} of layer {layer} at step {step:,}, whose own share of its layer's "
-        f"output was {share:.3g}: {verb} {limit:g}, under which a head may leave."
+        f"output was {share:.3g}: {verb} {limit:g}, under which a head is tried without if it stays so for "
+        f"{counted(patience, 'decision')}."
     )
 
 

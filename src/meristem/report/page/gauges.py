@@ -55,9 +55,10 @@ def _demand(growth: RunGrowth) -> dict[str, Any]:
         )
     note = {
         "demand": "How fast the loss would fall along the best further head, as a share of the largest so far. A head "
-        "can be born in a layer above its threshold, if that is certain, lasts, and the loss has come to rest.",
-        "energy": "The largest eigenvalue of what the heads leave over, as a share of that at the start. A head is born "
-        "in a layer above its threshold.",
+        "can be born in a layer above its threshold, if that is certain, lasts, and the loss has come to rest. What is "
+        "below the axis, or below zero, lies on it.",
+        "energy": "The largest eigenvalue of what the heads leave over, as a share of that at the start. A head is "
+        "born in a layer above its threshold.",
     }[name]
     return _gauge(f"{name.capitalize()} of every layer", note, "log", layers)
 
@@ -114,6 +115,7 @@ def _strength(growth: RunGrowth) -> dict[str, Any]:
         {
             "layer": one.layer,
             **({"name": f"layer {one.layer}, pass {one.number}"} if one.layer in several else {}),
+            "dash": one.number > 1,
             **_thinned(one.strength, len(passes)),
         }
         for one in passes

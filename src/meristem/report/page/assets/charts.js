@@ -227,9 +227,7 @@ function lineChart(spec) {
     if (x !== null && plot) { cursorLine.setAttribute("x1", plot.X(x)); cursorLine.setAttribute("x2", plot.X(x)); }
   }
 
-  let width = 0;
-  const watcher = new ResizeObserver(() => { if (figure.clientWidth && figure.clientWidth !== width) { width = figure.clientWidth; draw(); } });
-  watcher.observe(figure);
+  drawnToWidth(figure, draw);
   drawLegend();
   return { element: figure, draw, setCursor, change(more) { Object.assign(spec, more); places = null; drawLegend(); if (figure.clientWidth) draw(); } };
 }

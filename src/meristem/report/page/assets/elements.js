@@ -28,7 +28,8 @@ function compact(value, digits = 4) {
   if (value === null || value === undefined || !Number.isFinite(value)) return "–";
   if (value === 0) return "0";
   const size = Math.abs(value);
-  for (const [limit, unit] of [[1e15, "P"], [1e12, "T"], [1e9, "G"], [1e6, "M"], [1e4, "k"]]) {
+  if (size >= 1e15) return value.toExponential(digits - 1).replace("e+", "e").replace(/\.?0+e/, "e");
+  for (const [limit, unit] of [[1e12, "T"], [1e9, "B"], [1e6, "M"], [1e4, "k"]]) {
     if (size >= limit) return `${Number((value / (limit === 1e4 ? 1e3 : limit)).toPrecision(digits))}${unit}`;
   }
   if (size < 1e-3) return value.toExponential(Math.min(2, digits - 1)).replace("e-", "e−");
@@ -87,4 +88,14 @@ function themeSwitch() {
   }
   show();
   return button;
+}
+
+// Draw when an element is given another width, and at first; not within the observer, which would be called again.
+function drawnToWidth(node, draw) {
+  let width = 0;
+  new ResizeObserver(() => {
+    if (!node.clientWidth || node.clientWidth === width) return;
+    width = node.clientWidth;
+    requestAnimationFrame(draw);
+  }).observe(node);
 }

@@ -74,7 +74,7 @@ function structureSection(run) {
     const parts = [element("b", {}, now.text), grows ? (row ? ` — since step ${row.step.toLocaleString("en-US")}: ${row.text}` : " — as the run began") : ""];
     if (!now.checked) parts.push(element("span", { class: "muted" }, " (put together from the log; it could not be checked)"));
     said.replaceChildren(...parts);
-    charts.forEach((chart) => chart.setCursor(grows || step < run.last_step ? step : null));
+    charts.forEach((chart) => chart.setCursor(step < run.last_step ? step : null));
     document.querySelectorAll("tr[data-row]").forEach((line) => line.classList.toggle("current", now.row !== null && line.dataset.row === String(now.row)));
     if (table.parentElement.open) table.replaceChildren(layerTable(now));
   }
@@ -101,7 +101,7 @@ function structureSection(run) {
       x1: 9 + inner * row.step / Math.max(1, run.last_step), x2: 9 + inner * row.step / Math.max(1, run.last_step), y1: 1, y2: 11, stroke: markColour(row), "stroke-width": 2.5,
     })));
   }
-  new ResizeObserver(ticks).observe(strip);
+  drawnToWidth(strip, ticks);
   const names = Object.entries(picture.colours).map(([key, scale]) => [key, scale.title.split(",")[0]]);
   const made = section("structure", "Structure",
     element("p", { class: "muted" }, "A row for every layer, a box for every head, as wide as its dimension. ", grows ? "Move the slider to see what the model was at any step of the training." : "The structure has not changed during the run."),
@@ -153,7 +153,7 @@ function gaugeSection(run) {
 function gaugeChart(run, gauge) {
   const count = Math.max(...gauge.layers.map((one) => one.layer)) + 1, own = gauge.layers.some((one) => one.thresholds);
   const name = (one) => one.name || `layer ${one.layer}`;
-  const line = (one, more = {}) => series(name(one), one, layerColour(one.layer, count), more);
+  const line = (one, more = {}) => series(name(one), one, layerColour(one.layer, count), { dash: one.dash, ...more });
   const limits = gauge.threshold ? [series(gauge.threshold.label, gauge.threshold, "var(--ink)", { dash: true, width: 1.4 })] : [];
   function spec(which) {
     if (which !== "all") {
@@ -199,7 +199,7 @@ function costSection(run) {
   });
   if (curves.tokens_per_second) made.push(timeChart(run, { title: "Tokens per second, of training steps", note: "As measured; a uniform model was not trained beside it.", height: 190, zero: true, series: [series("tokens/s", curves.tokens_per_second, "var(--c2)")] }));
   return section("cost", "Cost over time",
-    uniform ? element("p", { class: "muted" }, `The uniform model is as wide and as deep as this one at its end, with the same heads everywhere (${uniform.text}) and nothing run again.`) : null,
+    uniform ? element("p", { class: "muted" }, `The uniform model is as wide and as deep as this one at its end, with the same heads everywhere (${uniform.text}), and runs nothing again.`) : null,
     element("div", { class: "grid" }, made.map((one) => one.element)));
 }
 

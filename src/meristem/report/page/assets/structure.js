@@ -192,7 +192,6 @@ function structurePicture(run, chosen) {
     tip.style.top = `${event.clientY - box.top + 14}px`;
   });
   svg.addEventListener("pointerleave", () => { tip.hidden = true; });
-  let drawnWidth = 0;
-  new ResizeObserver(() => { if (figure.clientWidth && figure.clientWidth !== drawnWidth) { drawnWidth = figure.clientWidth; draw(); } }).observe(figure);
+  drawnToWidth(figure, draw);
   return { element: figure, colours, snapshotAt, colour: () => colour, setColour(name) { colour = name; draw(); }, setStep(at) { step = at; if (figure.clientWidth) draw(); } };
 }
