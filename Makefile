@@ -29,6 +29,7 @@ demo: $(VENV)/.core
 	$(BIN)/meristem train configs/demo.toml --out $(DEMO) --continue
 	$(BIN)/meristem eval $(DEMO)
 	$(BIN)/meristem generate $(DEMO) --prompt "def " --tokens 250
+	$(BIN)/meristem report $(DEMO)
 
 test: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -122,9 +122,9 @@ def _title(config: Config, plan: Plan) -> str:
     kind = "Language model" if plan.classes is None else f"Classifier of {counted(plan.classes, 'class', 'es')}"
     policies = [name for name in config.growth.policies if name != "observe"]  # which changes nothing
     grows = (
-        f", grown by {' and '.join([', '.join(policies[:-1]), policies[-1]][len(policies) < 2 :])}" if policies else ""
+        f", growing by {' and '.join([', '.join(policies[:-1]), policies[-1]][len(policies) < 2 :])}" if policies else ""
     )
-    return f"{kind} of {counted(len(plan.layers), 'layer')} and width {plan.width}{grows}"
+    return f"{kind} with {counted(len(plan.layers), 'layer')} and width {plan.width}{grows}"
 
 
 def _structure_text(plan: Plan) -> str:
@@ -398,7 +398,9 @@ def _with_difference(value: float | None, first: float | None) -> str:
         return NOTHING
 
     def plain(number: float) -> str:
-        return f"{number:,}" if isinstance(number, int) and abs(number) < 1e12 else f"{number:,.5g}"
+        if abs(number) >= 1e9:
+            return _large(abs(number)) if number >= 0 else f"{MINUS}{_large(-number)}"
+        return f"{number:,}" if isinstance(number, int) else f"{number:,.5g}"
 
     if first is None or value == first:
         return plain(value)

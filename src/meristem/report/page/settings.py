@@ -55,8 +55,13 @@ def repeat_command(run: Path, processes: int) -> str:
 
 
 def setting_differences(tables: Sequence[Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
-    """The settings that are not the same in all of several runs, with the value in each; None where there is none."""
+    """The settings that are not the same in all of several runs, with the value in each.
+
+    Where a run does not have the policy that a setting is of, it has none, and others only count if not the default.
+    """
     values = [{row["key"]: row["value"] for row in table} for table in tables]
+    changed = {row["key"] for table in tables for row in table if row["differs"]}
     keys = dict.fromkeys(key for table in values for key in table)
     rows = [{"key": key, "values": [table.get(key) for table in values]} for key in keys]
-    return [row for row in rows if len({*row["values"]}) > 1]
+    differ = [row for row in rows if len({*row["values"]}) > 1]
+    return [row for row in differ if row["key"] in changed or None not in row["values"]]

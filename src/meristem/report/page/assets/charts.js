@@ -165,10 +165,13 @@ function lineChart(spec) {
       const index = valueAt(series, x);
       if (index === null || series.y[index] === null) continue;
       const noise = series.noise && series.noise[index];
-      lines.push({ series, x: series.x[index], y: series.y[index], text: yText(series.y[index]) + (noise ? ` ± ${compact(noise, 2)}` : "") });
+      lines.push({ series, x: series.x[index], y: series.y[index], text: yText(series.y[index]) + (noise ? ` ± ${compact(noise, 2)}` : "") + whenFar(series, index, x) });
     }
     return lines;
   }
+
+  // Where the nearest value is of another time than the one that is pointed at.
+  const whenFar = (series, index, x) => (series.step || series.y.length < 2 || Math.abs(plot.X(series.x[index]) - plot.X(x)) < 12 ? "" : ` (at ${xText(place(series.x[index]))})`);
 
   function showValues(x) {
     if (!plot || !spec.series.some((series) => series.x.length)) return;

@@ -32,7 +32,7 @@ function compact(value, digits = 4) {
   for (const [limit, unit] of [[1e12, "T"], [1e9, "B"], [1e6, "M"], [1e4, "k"]]) {
     if (size >= limit) return `${Number((value / (limit === 1e4 ? 1e3 : limit)).toPrecision(digits))}${unit}`;
   }
-  if (size < 1e-3) return value.toExponential(Math.min(2, digits - 1)).replace("e-", "e−");
+  if (size < 1e-3) return value.toExponential(Math.min(2, digits - 1)).replace("e-", "e−").replace(/\.?0+e/, "e");
   return String(Number(value.toPrecision(digits)));
 }
 

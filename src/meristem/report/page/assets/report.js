@@ -83,8 +83,8 @@ function structureSection(run) {
     const read = Object.values(picture.colours).filter((scale) => !scale.sizes).map((scale) => ({ title: scale.title, of: (shape) => {
       const reading = scale.at(at);
       const values = reading ? shape.heads.map((head) => reading.of(shape.layer, head, shape)).filter((value) => value !== null && value !== undefined) : [];
-      const texts = [...new Set(values.map((value) => compact(value, 3)))];
-      return texts.join(", ");
+      const texts = values.map((value) => compact(value, 3));
+      return new Set(texts).size === 1 ? texts[0] : texts.join(", ");
     } }));
     return dataTable([
       { title: "layer", number: true, of: (shape) => String(shape.layer) }, { title: "heads × dim", number: true, of: (shape) => `${shape.heads.length} × ${shape.dim}` },
@@ -175,10 +175,10 @@ function gaugeChart(run, gauge) {
 
 function eventSection(run, go) {
   const growth = run.events.length ? dataTable([
-    { title: "step", number: true, of: (row) => element("button", { type: "button", class: "plain", title: "show the structure after it", onclick: () => { go(row.step); document.getElementById("structure").scrollIntoView({ block: "nearest" }); } }, number(row.step)) },
-    { title: "policy", of: (row) => row.policy },
-    { title: "what", of: (row) => element("span", {}, element("span", { style: `display:inline-block;width:9px;height:9px;border-radius:5px;margin-right:6px;background:${markColour(row)}` }), row.what) },
-    { title: "layer", number: true, of: (row) => (row.layer === null ? "" : String(row.layer)) }, { title: "head", of: (row) => row.head },
+    { title: "step", number: true, short: true, of: (row) => element("button", { type: "button", class: "plain", title: "show the structure after it", onclick: () => { go(row.step); document.getElementById("structure").scrollIntoView({ block: "nearest" }); } }, number(row.step)) },
+    { title: "policy", short: true, of: (row) => row.policy },
+    { title: "what", short: true, of: (row) => element("span", {}, element("span", { style: `display:inline-block;width:9px;height:9px;border-radius:5px;margin-right:6px;background:${markColour(row)}` }), row.what) },
+    { title: "layer", number: true, short: true, of: (row) => (row.layer === null ? "" : String(row.layer)) }, { title: "head", short: true, of: (row) => row.head },
     { title: "reading", of: (row) => row.reading }, { title: "threshold", of: (row) => row.threshold }, { title: "rule", of: (row) => row.rule },
   ], run.events, { label: "events of growth", cards: true, rowName: (row, index) => index }) : element("p", {}, "Nothing was decided about the structure.");
   return section("events", "Events", growth,
@@ -239,8 +239,8 @@ function settingsSection(run) {
   return section("settings", "Configuration, and how to repeat the run",
     element("p", {}, "From the folder in which the run was begun, with the same data, this trains the same model again:"), command, copy,
     run.origin.facts.length ? element("p", { class: "muted path" }, run.origin.facts.map((fact) => `${fact.label} ${fact.value}`).join("; ")) : null,
-    element("h3", { style: "margin-top:14px" }, `What differs from the defaults (${differs.length})`), differs.length ? dataTable(columns, differs, { label: "settings that differ from their defaults" }) : element("p", {}, "Nothing."),
-    element("details", {}, element("summary", {}, `All ${counted(run.settings.length, "setting")}`), dataTable(columns, run.settings, { label: "all settings" })));
+    element("h3", { style: "margin-top:14px" }, `What differs from the defaults (${differs.length})`), differs.length ? dataTable(columns, differs, { label: "settings that differ from their defaults", cards: true }) : element("p", {}, "Nothing."),
+    element("details", {}, element("summary", {}, `All ${counted(run.settings.length, "setting")}`), dataTable(columns, run.settings, { label: "all settings", cards: true })));
 }
 
 // --- several runs ---
@@ -264,7 +264,7 @@ function compareSection(runs) {
     overlay("Training loss, smoothed", (run, index) => [series(run.name, run.loss.smooth, runColour(index), { width: 2 })], { range }));
   const table = page.table;
   parts.push(element("h3", { style: "margin-top:16px" }, "Differences"), element("p", { class: "muted" }, `Every number as it is at the end of its run; in brackets what it is more than that of ${runs[0].name}.`),
-    dataTable([{ title: "", of: (row) => row.label }, ...runs.map((run, index) => ({ title: run.name, number: true, of: (row) => row.values[index] }))], table, { label: "differences of the runs" }),
+    dataTable([{ title: "", of: (row) => row.label }, ...runs.map((run, index) => ({ title: run.name, number: true, of: (row) => row.values[index] }))], table, { label: "differences of the runs", wrap: true }),
     element("h3", { style: "margin-top:16px" }, `Settings that differ (${page.differences.length})`),
     page.differences.length ? dataTable([{ title: "setting", code: true, of: (row) => row.key }, ...runs.map((run, index) => ({ title: run.name, code: true, of: (row) => row.values[index] ?? "–" }))], page.differences, { label: "settings that differ" }) : element("p", {}, "None: the runs have the same configuration."));
   return section("compare", "Side by side", ...parts);
