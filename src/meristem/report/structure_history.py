@@ -5,11 +5,10 @@ An event has a digest of the plan that it led to, by which what was put together
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import count
-from typing import Any
 
 from meristem.errors import InputError
 from meristem.growth.events import Event, GrowthEvent
@@ -65,10 +64,13 @@ def _after(plan: Plan, event: GrowthEvent, moves: Moves) -> Plan:
         layers = tuple(_moved_layer(plan, event, moves, new) for new in range(len(moves.layers)))
         target = plan.target if len(plan.target) > len(layers) else ()
         plan = replace(plan, layers=layers, target=target)
+    if event.layer is None or not 0 <= event.layer < len(plan.layers):
+        return plan
+    candidates: list[Plan] = []
     with suppress(InputError, TypeError, ValueError):
-        if event.layer is not None and 0 <= event.layer < len(plan.layers) and (loop := _loop(plan, event)):
-            plan = plan.with_layer(event.layer, replace(plan.layers[event.layer], loop=loop))
-    return plan
+        for loop in _loops(plan, event):
+            candidates.append(plan.with_layer(event.layer, replace(plan.layers[event.layer], loop=loop)))
+    return next((one for one in candidates if one.digest == event.plan), candidates[0] if candidates else plan)
 
 
 def _moved_layer(plan: Plan, event: GrowthEvent, moves: Moves, new: int) -> LayerPlan:
@@ -109,24 +111,28 @@ def _with_heads(layer: LayerPlan, heads: int) -> LayerPlan:
     return replace(layer, heads=heads, kv_heads=kv_heads, loop=None)
 
 
-def _loop(plan: Plan, event: GrowthEvent) -> Loop | None:
-    """The loop that an event gave its layer; None if it is about none."""
+def _loops(plan: Plan, event: GrowthEvent) -> Iterator[Loop]:
+    """What the loop can be that an event gave its layer; nothing if it is about none.
+
+    An event names the heads that were chosen; whether others are fading still it does not say.
+    """
     facts = event.facts
     if event.layer is None or event.action not in ("add", "deepen", "fade") or not {"heads", "passes"} <= facts.keys():
-        return None
-    layer = plan.layers[event.layer]
-    heads, passes = tuple(facts["heads"] or ()), facts["passes"]
-    if event.action == "deepen" and layer.loop is not None and layer.loop.fading:
-        return replace(layer.loop, passes=passes)
+        return
+    layer, heads, passes = plan.layers[event.layer], tuple(facts["heads"] or ()), facts["passes"]
+    if not heads or type(passes) is not int:
+        return
     if event.action == "add" and facts.get("birth") == "paper":  # all begin, and those that were not chosen fade
         others = [head for head in range(layer.heads) if head not in heads]
         others = others if plan.gates is None else others[: max(0, plan.gates.heads - len(heads))]
-        return Loop(tuple(sorted((*heads, *others))), passes, tuple(others))
-    return Loop(heads, passes) if heads and type(passes) is int else None
+        yield Loop(tuple(sorted((*heads, *others))), passes, tuple(others))
+    if event.action == "deepen" and layer.loop is not None and layer.loop.fading:
+        yield replace(layer.loop, passes=passes)
+    yield Loop(heads, passes)
 
 
 def _followed_heads(
-    before: Sequence[Sequence[int]], after: Plan, moves: Moves, names: Any
+    before: Sequence[Sequence[int]], after: Plan, moves: Moves, names: Iterator[int]
 ) -> tuple[tuple[int, ...], ...]:
     """The names of all heads after an event; what was born gets new ones."""
     followed = []

@@ -35,6 +35,7 @@ from meristem.report.structure_figure import even_distance
 from meristem.report.structure_history import Snapshot, snapshots
 from meristem.runs.entries import growth_events
 from meristem.runs.run_folder import RunFolder
+from meristem.schedules import even_divisors
 from meristem.wording import counted, describe_time
 
 FORMAT = "meristem-page/1"
@@ -122,7 +123,9 @@ def _title(config: Config, plan: Plan) -> str:
     kind = "Language model" if plan.classes is None else f"Classifier of {counted(plan.classes, 'class', 'es')}"
     policies = [name for name in config.growth.policies if name != "observe"]  # which changes nothing
     grows = (
-        f", growing by {' and '.join([', '.join(policies[:-1]), policies[-1]][len(policies) < 2 :])}" if policies else ""
+        f", growing by {' and '.join([', '.join(policies[:-1]), policies[-1]][len(policies) < 2 :])}"
+        if policies
+        else ""
     )
     return f"{kind} with {counted(len(plan.layers), 'layer')} and width {plan.width}{grows}"
 
@@ -292,13 +295,13 @@ def _uniform_text(plan: Plan) -> str:
 def uniform_plan(config: Config, plan: Plan) -> Plan | None:
     """The uniform model that a run is held against: as deep and as wide as it ends, every layer of the same heads.
 
-    Their number is that of the configuration, or as many as fit of the most frequent head dim. Loops it has none.
+    Their number is that of the configuration, or else the one whose head dim is nearest to the most frequent one.
     """
     layers = plan.target or plan.layers
     dims = sorted(layer.head_dim for layer in layers)
     frequent = max(groupby(dims), key=lambda group: len(list(group[1])))[0]
     wished = [] if config.model.plan or config.model.head_list else [config.model.heads]
-    for heads in (*wished, max(1, plan.width // frequent), 1):
+    for heads in (*wished, *sorted(even_divisors(plan.width), key=lambda heads: abs(plan.width / heads - frequent))):
         for group in dict.fromkeys((config.model.kv_group, 1)):
             try:
                 return Plan.from_heads(
