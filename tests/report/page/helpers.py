@@ -97,15 +97,9 @@ def long_run(folder: Path, steps: int = 5000, births: int = 88, loops: int = 12)
         entropy.append({"step": step, "head_entropy": [[draw.random() for _ in range(count)] for count in now]})
     metrics: list[Line] = []
     for step in range(1, steps + 1):
-        metrics.append(
-            metric(
-                step,
-                3 + 8 * math.exp(-step / 600) + draw.gauss(0, 0.2),
-                gradient_norm=draw.lognormvariate(0, 0.4),
-                lr=6e-4 * draw.random(),
-                tokens_per_second=4e5 + draw.gauss(0, 1e4),
-            )  # fmt: skip
-        )
+        noisy = {"gradient_norm": draw.lognormvariate(0, 0.4), "tokens_per_second": 4e5 + draw.gauss(0, 1e4)}
+        loss = 3 + 8 * math.exp(-step / 600) + draw.gauss(0, 0.2)
+        metrics.append(metric(step, loss, lr=6e-4 * draw.random(), **noisy))
         if step % 100 == 0:
             metrics.append({"step": step, "held_out_loss": 3.1 + 8 * math.exp(-step / 600)})
     events.append({"step": steps, "event": "finished"})

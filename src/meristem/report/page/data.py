@@ -122,11 +122,8 @@ def _names(paths: Sequence[Path]) -> list[str]:
 def _title(config: Config, plan: Plan) -> str:
     kind = "Language model" if plan.classes is None else f"Classifier of {counted(plan.classes, 'class', 'es')}"
     policies = [name for name in config.growth.policies if name != "observe"]  # which changes nothing
-    grows = (
-        f", growing by {' and '.join([', '.join(policies[:-1]), policies[-1]][len(policies) < 2 :])}"
-        if policies
-        else ""
-    )
+    listed = [", ".join(policies[:-1]), *policies[-1:]] if policies[1:] else policies
+    grows = f", growing by {' and '.join(listed)}" if policies else ""
     return f"{kind} with {counted(len(plan.layers), 'layer')} and width {plan.width}{grows}"
 
 

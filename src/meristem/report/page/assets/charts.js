@@ -26,6 +26,14 @@ function logTicks(low, high) {
   return ticks;
 }
 
+// Draw charts anew: those in view now, the others one by one as the browser finds time.
+function drawAnew(charts) {
+  const later = charts.filter((chart) => { const near = chart.inView(); if (near) chart.draw(); return !near; });
+  const round = drawAnew.round = (drawAnew.round || 0) + 1;
+  const next = () => { if (later.length && round === drawAnew.round) { later.shift().draw(); setTimeout(next); } };
+  setTimeout(next);
+}
+
 /* spec: {
      title, note, unit, height, scale: "linear" | "log", range: [low, high] | null, zero: whether 0 is in the range,
      xTitle, xText(x), yText(y), x: (x) => place on the axis (a change of units),
@@ -231,6 +239,7 @@ function lineChart(spec) {
   }
 
   drawnToWidth(figure, draw);
+  const inView = () => { const box = figure.getBoundingClientRect(); return box.bottom > 0 && box.top < innerHeight; };
   drawLegend();
-  return { element: figure, draw, setCursor, change(more) { Object.assign(spec, more); places = null; drawLegend(); if (figure.clientWidth) draw(); } };
+  return { element: figure, draw, inView, setCursor, change(more) { Object.assign(spec, more); places = null; drawLegend(); if (figure.clientWidth) draw(); } };
 }

@@ -25,7 +25,7 @@ function axisSwitch(runs, name) {
   return choices(name, "Against", Object.entries({ steps: "steps", tokens: "tokens", flops: "FLOPs", seconds: "seconds" }).map(([key, text]) => [key, text, !has(key)]), axis, (value) => {
     axis = value;
     document.querySelectorAll(`.axis-switch input[value="${value}"]`).forEach((input) => { input.checked = true; });
-    charts.forEach((chart) => chart.draw());
+    drawAnew(charts);
   });
 }
 
@@ -253,7 +253,7 @@ function compareSection(runs) {
     // Every run has its own axis, so that places are made before they are drawn.
     const placed = () => lines.map((line) => ({ ...line, x: line.x.map((step) => fromStep(line.run, step)) }));
     const chart = lineChart({ title, height: 300, legend: true, xText: axisText, xTitle: () => AXES[axis], xRead: (x) => `${axisText(x)} ${axis === "seconds" ? "" : AXES[axis]}`, yText: (y) => compact(y, 5), series: placed(), ...more });
-    charts.push({ draw: () => chart.change({ series: placed() }), setCursor() {} });
+    charts.push({ draw: () => chart.change({ series: placed() }), inView: chart.inView, setCursor() {} });
     return chart.element;
   };
   const ranges = runs.map((run) => run.loss.range).filter(Boolean);
