@@ -171,10 +171,7 @@ def _summary(growth: RunGrowth, plan: Plan, metrics: Sequence[Entry]) -> list[di
             if name == "held_out_loss" and plan.classes is None and measured[-1][1] < 50:
                 facts.append(("perplexity", f"{math.exp(measured[-1][1]):.2f}"))
     facts.append(("parameters", f"{plan.parameters:,}"))
-    looped = sum(bool(layer.run_again) for layer in plan.layers)
     facts.append(("heads", f"{sum(plan.heads):,} in {counted(len(plan.layers), 'layer')}"))
-    if looped:
-        facts.append(("run again", f"in {counted(looped, 'layer')}"))
     last = axes(metrics)
     for name, label in (("tokens", "tokens seen"), ("flops", "training FLOPs"), ("seconds", "time of steps")):
         values = last[name]

@@ -65,7 +65,7 @@ function lineChart(spec) {
       legend.append(element("li", {}, element("button", {
         type: "button", "aria-pressed": String(!hidden.has(series.name)), title: "show or hide",
         onclick: () => { if (!hidden.delete(series.name)) hidden.add(series.name); draw(); drawLegend(); },
-      }, element("span", { class: `swatch${series.dash ? " dashed" : ""}`, style: `color:${series.colour}` }), series.name)));
+      }, element("span", { class: `swatch${series.dash ? " dashed" : ""}`, style: `color:${series.colour};opacity:${series.opacity ?? 1}` }), series.name)));
     }
   }
 
@@ -121,7 +121,7 @@ function lineChart(spec) {
     parts.push(drawn("line", { x1: left, x2: right, y1: bottom, y2: bottom, stroke: "var(--muted)" }));
     const inside = drawn("g", { "clip-path": `url(#clip${id})` });
     for (const mark of spec.marks || []) inside.append(drawn("line", {
-      x1: X(mark.x), x2: X(mark.x), y1: top, y2: bottom, stroke: mark.colour, "stroke-width": 1.2, opacity: spec.marks.length > 40 ? 0.3 : 0.55, "stroke-dasharray": mark.dash || null,
+      x1: X(mark.x), x2: X(mark.x), y1: top, y2: bottom, stroke: mark.colour, "stroke-width": 1.2, opacity: spec.marks.length > 40 ? 0.22 : 0.55, "stroke-dasharray": mark.dash || null,
     }));
     for (const series of shown) for (const node of seriesNodes(series, X, Y)) inside.append(node);
     cursorLine = drawn("line", { y1: top, y2: bottom, stroke: "var(--ink)", "stroke-width": 1, opacity: 0.55 });

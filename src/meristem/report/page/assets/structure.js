@@ -90,13 +90,14 @@ function structurePicture(run, chosen) {
     const when = scale.at(step), measured = scale.sizes ? "" : when ? `measured at step ${when.step.toLocaleString("en-US")}` : "not measured yet at this step";
     key.replaceChildren(element("span", {}, `${scale.title}:`), element("span", {}, compact(low, 3)), bar, element("span", {}, compact(high, 3)),
       element("span", { class: "muted" }, measured));
-    if (loops || structure.shapes.some((shape) => shape.repeats)) key.append(element("span", {}, element("span", { class: "swatch", style: "color:var(--loop)" }), "arc: run again"));
+    if (loops || structure.shapes.some((shape) => shape.repeats)) key.append(element("span", {}, element("span", { class: "swatch", style: "color:var(--loop)" }), "run again"));
+    if (structure.shapes.some((shape) => shape.kv < shape.heads.length)) key.append(element("span", {}, element("span", { class: "swatch", style: "color:var(--c2)" }), "key/value head, shared by the heads above it"));
     if (structure.snapshots.length > 1) key.append(element("span", {}, element("span", { class: "swatch", style: "color:var(--birth)" }), "new since the last change"));
   }
 
   function draw() {
     const width = Math.max(260, figure.clientWidth || 700), slim = width < 560;
-    const left = slim ? 34 : 72, right = slim ? 66 : 190;
+    const left = slim ? 34 : 72, right = slim ? 74 : 200;
     const row = Math.max(14, Math.min(loops ? 44 : 32, 900 / slots)), top = 6;
     const scale = (width - left - right) / structure.widest, height = top + slots * row + 26;
     svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
@@ -113,10 +114,10 @@ function structurePicture(run, chosen) {
       if (!shape) {
         parts.push(drawn("rect", { x: left, y: boxTop, width: structure.width * scale, height: box, fill: "none", stroke: "var(--absent)", "stroke-dasharray": "3 4", rx: 2 }));
         const why = gone !== undefined && step >= gone ? `taken out at step ${gone.toLocaleString("en-US")}` : slot < structure.all_layers ? "not there yet" : "to come";
-        if (!slim && row >= 14) parts.push(drawn("text", { x: width - right + 12, y: middle + 4 }, why));
+        if (!slim && row >= 14) parts.push(drawn("text", { x: width - right + 20, y: middle + 4 }, why));
         continue;
       }
-      parts.push(...layerNodes(shape, { left, middle, boxTop, box, scale, row, reading, born, slim, x: width - right + 12 }));
+      parts.push(...layerNodes(shape, { left, middle, boxTop, box, scale, row, reading, born, slim, x: width - right + 20 }));
     }
     const rule = top + slots * row + 6, end = left + structure.width * scale;
     parts.push(drawn("path", { d: `M${left} ${rule - 3}V${rule + 3}M${left} ${rule}H${end}M${end} ${rule - 3}V${rule + 3}`, stroke: "var(--muted)", fill: "none" }),
@@ -139,7 +140,7 @@ function structurePicture(run, chosen) {
         stroke: born.has(head) ? "var(--birth)" : null, "stroke-width": born.has(head) ? 2.5 : null, "data-layer": shape.layer, "data-head": index, class: "head",
       }));
       if (looped.has(index)) nodes.push(...loopNodes(start, size - gap, boxTop, Math.min(row - box - 4, 16), shape.loop[1], fading.has(index)));
-      if (looped.has(index) && size > 30 && fill.startsWith("#")) nodes.push(drawn("text", { x: start + (size - gap) / 2, y: middle + 4, "text-anchor": "middle", style: `fill:${inkOn(fill)};pointer-events:none` }, `×${shape.loop[1]}`));
+      if (looped.has(index) && size > 30 && row > 26 && fill.startsWith("#")) nodes.push(drawn("text", { x: start + (size - gap) / 2, y: middle + 4, "text-anchor": "middle", style: `fill:${inkOn(fill)};pointer-events:none` }, `×${shape.loop[1]}`));
     });
     if (shape.kv < shape.heads.length) {
       const group = (size * shape.heads.length) / shape.kv;
