@@ -19,7 +19,7 @@ from meristem.moves import Moves
 from meristem.plan import Plan
 from meristem.report.page.curves import axes, loss_curves, short, with_extremes
 from meristem.report.page.data import page_data, run_data, uniform_plan
-from meristem.report.page.settings import repeat_command
+from meristem.report.page.repeat import repeat_command
 from meristem.report.structure_history import snapshots
 from meristem.runs.entries import growth_events
 from meristem.runs.layer_numbers import LayerNumbers

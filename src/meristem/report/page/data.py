@@ -29,7 +29,8 @@ from meristem.report.page.curves import (
 )
 from meristem.report.page.events import growth_rows, policy_stories, run_rows
 from meristem.report.page.gauges import gauges, head_readings
-from meristem.report.page.settings import repeat_command, setting_differences, settings_table
+from meristem.report.page.repeat import repeat_command
+from meristem.report.page.settings import setting_differences, settings_table
 from meristem.report.run_growth import RunGrowth
 from meristem.report.structure_figure import even_distance
 from meristem.report.structure_history import Snapshot, snapshots

@@ -1,12 +1,10 @@
-"""The configuration of a run for its page: every setting, what differs from its default, and how to repeat the run."""
+"""The configuration of a run for its page: every setting, and what differs from its default or from other runs."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-import shlex
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from meristem.config import Config, known_values
@@ -46,12 +44,6 @@ def value_text(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         return "[" + ", ".join(map(value_text, value)) + "]"
     return json.dumps(value, ensure_ascii=False)
-
-
-def repeat_command(run: Path, processes: int) -> str:
-    """The command that trains the same again, from the folder in which the run was begun."""
-    start = "meristem" if processes == 1 else f"torchrun --nproc-per-node={processes} -m meristem"
-    return f"{start} train {shlex.quote(str(run / 'config.toml'))} --out {shlex.quote(f'{run}-again')}"
 
 
 def setting_differences(tables: Sequence[Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
