@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from commands import Call
 from meristem.errors import InputError
 from meristem.growth import AddBlock, LoopHeads, RemoveHead, prepared
 from meristem.growth.policies.stack import Stack
@@ -25,7 +27,7 @@ from meristem.runs.entries import growth_events
 from meristem.runs.layer_numbers import LayerNumbers
 from meristem.runs.run_folder import RunFolder
 from report.page.helpers import START, born, demands, growth, hand_made, metric
-from training.helpers import EAGER_BIRTHS, EAGER_PRUNING, trained
+from training.helpers import EAGER_BIRTHS, EAGER_PRUNING, copy_run, metrics, trained
 
 PLAN = Plan.from_heads([1, 1], width=32, head_dim=8, vocabulary=50, context=16)
 SIX = {"train.steps": 6}
@@ -297,6 +299,15 @@ def test_settings_tell_what_differs_and_how_to_repeat(tmp_path: Path) -> None:
     expected = f"torchrun --nproc-per-node=4 -m meristem train '{run}/config.toml' --out '{run}-again'"
     assert told["origin"]["command"] == expected
     assert repeat_command(Path("runs/x"), 1) == "meristem train runs/x/config.toml --out runs/x-again"
+
+
+def test_the_command_repeats_the_run(whole: RunFolder, tmp_path: Path, call: Call) -> None:
+    run = copy_run(whole, tmp_path / "a run")
+    program, *arguments = shlex.split(run_data(run.path)["origin"]["command"])
+    assert program == "meristem"
+    assert call(*arguments).code == 0
+    again = RunFolder.open(tmp_path / "a run-again")
+    assert metrics(again) == metrics(run)  # but for the speed
 
 
 def test_several_runs_are_told_apart_and_compared(tmp_path: Path) -> None:

@@ -104,20 +104,20 @@ def _measured(event: GrowthEvent, growth: RunGrowth, *, sound: bool) -> tuple[st
 def run_rows(entries: Iterable[Entry], steps: int) -> list[dict[str, Any]]:
     """When a run began, stopped, went on, went back and ended, and updates that were skipped."""
     rows: list[dict[str, Any]] = []
-    skipped = 0
+    skipped = last = 0
     for entry in entries:
         step, kind = entry.get("step"), entry.get("event")
         if type(step) is not int or not 0 <= step <= steps or not isinstance(kind, str):
             continue
         if kind == "skipped":
-            skipped += 1
+            skipped, last = skipped + 1, step
             if skipped <= MOST_SKIPPED:
                 rows.append({"step": step, "kind": kind, "text": "an update was skipped: it was not finite"})
         elif kind in RUN_EVENTS:
             rows.append({"step": step, "kind": kind, "text": _run_text(kind, entry)})
     if skipped > MOST_SKIPPED:
-        more = f"{counted(skipped - MOST_SKIPPED, 'more update')} skipped in all"
-        rows.append({"step": rows[-1]["step"], "kind": "skipped", "text": more})
+        more = f"{counted(skipped - MOST_SKIPPED, 'more update')} skipped until now"
+        rows.append({"step": last, "kind": "skipped", "text": more})
     return rows
 
 

@@ -233,7 +233,7 @@ function distanceBar(value, even, high) {
 
 function settingsSection(run) {
   const differs = run.settings.filter((row) => row.differs), columns = [
-    { title: "setting", code: true, of: (row) => row.key }, { title: "value", code: true, of: (row) => row.value }, { title: "default", code: true, of: (row) => row.default }];
+    { title: "setting", code: true, of: (row) => row.key }, { title: "value", code: true, short: true, of: (row) => row.value }, { title: "default", code: true, short: true, of: (row) => row.default }];
   const command = element("pre", { tabindex: 0 }, run.origin.command);
   const copy = navigator.clipboard ? element("button", { type: "button", class: "no-print", onclick: () => navigator.clipboard.writeText(run.origin.command).then(() => { copy.textContent = "Copied"; }, () => { copy.textContent = "Could not copy"; }) }, "Copy the command") : null;
   return section("settings", "Configuration, and how to repeat the run",
@@ -266,7 +266,7 @@ function compareSection(runs) {
   parts.push(element("h3", { style: "margin-top:16px" }, "Differences"), element("p", { class: "muted" }, `Every number as it is at the end of its run; in brackets what it is more than that of ${runs[0].name}.`),
     dataTable([{ title: "", of: (row) => row.label }, ...runs.map((run, index) => ({ title: run.name, number: true, of: (row) => row.values[index] }))], table, { label: "differences of the runs", wrap: true }),
     element("h3", { style: "margin-top:16px" }, `Settings that differ (${page.differences.length})`),
-    page.differences.length ? dataTable([{ title: "setting", code: true, of: (row) => row.key }, ...runs.map((run, index) => ({ title: run.name, code: true, of: (row) => row.values[index] ?? "–" }))], page.differences, { label: "settings that differ" }) : element("p", {}, "None: the runs have the same configuration."));
+    page.differences.length ? dataTable([{ title: "setting", code: true, of: (row) => row.key }, ...runs.map((run, index) => ({ title: run.name, code: true, of: (row) => row.values[index] ?? "–" }))], page.differences, { label: "settings that differ", wrap: true }) : element("p", {}, "None: the runs have the same configuration."));
   return section("compare", "Side by side", ...parts);
 }
 
@@ -303,7 +303,6 @@ function build() {
   main.append(body);
   document.body.append(head, main, element("footer", {}, `Made by meristem ${page.version} from the files of the run${several ? "s" : ""} alone. Nothing is loaded from elsewhere.`));
   show(0);
-  window.addEventListener("beforeprint", () => { document.querySelectorAll("details").forEach((one) => { one.open = true; }); });
 }
 
 build();
