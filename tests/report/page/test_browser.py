@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -183,18 +182,19 @@ def test_light_dark_and_print(grown: Page) -> None:
     colour = "getComputedStyle(document.body).backgroundColor"
     light = grown.run(colour)
 
-    def media(**features: Any) -> Any:
-        pairs = [{"name": name.replace("_", "-"), "value": value} for name, value in features.items()]
-        return grown.send("Emulation.setEmulatedMedia", media="", features=pairs)
+    def prefer(scheme: str) -> None:
+        features = [{"name": "prefers-color-scheme", "value": scheme}]
+        grown.send("Emulation.setEmulatedMedia", media="", features=features)
+        grown.settle()
 
-    media(prefers_color_scheme="dark")
+    prefer("dark")
     dark = grown.run(colour)
     assert dark != light
     switch = "document.querySelector('.switch-theme').click()"
     grown.run(switch)
     assert text(grown, ".switch-theme") == "Colours: light"
     assert grown.run(colour) == light
-    media(prefers_color_scheme="light")
+    prefer("light")
     grown.run(switch)
     assert grown.run(colour) == dark
     grown.run(switch)
@@ -202,7 +202,7 @@ def test_light_dark_and_print(grown: Page) -> None:
     grown.send("Emulation.setEmulatedMedia", media="print")
     assert grown.run(colour) == "rgb(255, 255, 255)"
     assert grown.run("getComputedStyle(document.querySelector('.controls')).display") == "none"
-    grown.send("Emulation.setEmulatedMedia", media="", features=[{"name": "prefers-color-scheme", "value": "light"}])
+    prefer("light")
 
 
 def test_a_long_run_answers_at_once(browser: Page, pages: dict[str, Path]) -> None:

@@ -39,7 +39,8 @@ def page_text(
 def report_page(runs: Sequence[str | Path]) -> str:
     """The page of one run or several."""
     data = page_data(runs)
-    return page_text(data["title"], data, styles=("report.css",), scripts=("structure.js", "report.js"))
+    scripts = ("structure.js", "timeline.js", "run_sections.js", "report.js")
+    return page_text(data["title"], data, styles=("report.css",), scripts=scripts)
 
 
 def _assets(names: Sequence[str]) -> str:

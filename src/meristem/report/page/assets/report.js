@@ -1,249 +1,5 @@
-// The page of a run, or of several: reads the data that the page carries, and draws its sections.
+// The page of a run, or of several: curves over one another, what differs, and one run in detail.
 "use strict";
-
-const MARK = { birth: "--birth", removal: "--removal", add: "--loop", deepen: "--loop", fade: "--loop", stack: "--block" };
-const AXES = { steps: "steps", tokens: "tokens", flops: "training FLOPs", seconds: "seconds of training steps" };
-const page = JSON.parse(document.getElementById("data").textContent);
-let axis = "steps", shown = 0, charts = [];
-
-const markColour = (row) => `var(${MARK[row.action] || "--other"})`;
-const runColour = (index) => `var(--c${index % 8})`;
-const number = (value) => (value === null || value === undefined ? "" : value.toLocaleString("en-US"));
-
-// Between steps and the other axes, on straight lines between the points that are known.
-function between(from, to, x) {
-  if (from.length < 2) return 0;
-  const index = Math.max(0, Math.min(from.length - 2, lastNotAbove(from, x)));
-  return to[index] + ((x - from[index]) / (from[index + 1] - from[index] || 1)) * (to[index + 1] - to[index]);
-}
-const fromStep = (run, step) => (axis === "steps" || !run.axes[axis] ? step : between(run.axes.steps, run.axes[axis], step));
-const toStep = (run, x) => (axis === "steps" || !run.axes[axis] ? x : between(run.axes[axis], run.axes.steps, x));
-const axisText = (x) => (axis === "seconds" ? duration(x) : compact(x, 4));
-
-function axisSwitch(runs, name) {
-  const has = (key) => key === "steps" || runs.every((run) => run.axes[key]);
-  return choices(name, "Against", Object.entries({ steps: "steps", tokens: "tokens", flops: "FLOPs", seconds: "seconds" }).map(([key, text]) => [key, text, !has(key)]), axis, (value) => {
-    axis = value;
-    document.querySelectorAll(`.axis-switch input[value="${value}"]`).forEach((input) => { input.checked = true; });
-    drawAnew(charts);
-  });
-}
-
-// A chart of one run over time: its axis, its events, and the time that the slider shows.
-function timeChart(run, spec) {
-  const chart = lineChart({
-    x: (step) => fromStep(run, step), xBack: (x) => toStep(run, x), xText: axisText, xTitle: () => AXES[axis],
-    xEnd: () => fromStep(run, Math.max(1, run.last_step)),
-    xRead: (step) => `step ${Math.round(step).toLocaleString("en-US")}${axis === "steps" ? "" : `, ${axisText(fromStep(run, step))} ${axis === "seconds" ? "" : AXES[axis]}`}`,
-    marks: eventMarks(run), ...spec,
-  });
-  charts.push(chart);
-  return chart;
-}
-
-const eventMarks = (run) => run.events.filter((row) => row.action in MARK).map((row) => ({ x: row.step, colour: markColour(row), text: `${row.what}${row.layer === null ? "" : `, layer ${row.layer}`}` }))
-  .concat(run.lifetime.filter((row) => ["resume", "rewind"].includes(row.kind)).map((row) => ({ x: row.step, colour: "var(--other)", dash: "2 4", text: row.kind === "resume" ? "resumed" : "went back to here" })));
-
-const series = (name, curve, colour, more = {}) => ({ name, x: curve.steps, y: curve.values, colour, ...more });
-const section = (id, title, ...content) => element("section", { id, "aria-labelledby": `${id}-title` }, element("h2", { id: `${id}-title` }, title), ...content);
-const facts = (rows) => element("dl", { class: "facts" }, rows.map((row) => element("div", {}, element("dt", {}, row.label), element("dd", {}, row.value))));
-
-// --- sections of one run ---
-
-function structureSection(run) {
-  const { structure } = run, picture = structurePicture(run, "entropy");
-  const grows = structure.snapshots.length > 1, said = element("p", { class: "said", "aria-live": "polite" });
-  const slider = element("input", { type: "range", min: 0, max: Math.max(1, run.last_step), value: run.last_step, step: Math.max(1, Math.round(run.last_step / 1000)), "aria-label": "step of the training", id: "time" });
-  const strip = drawn("svg", { class: "strip", height: 12, width: "100%", "aria-hidden": "true" });
-  const label = element("output", { for: "time", class: "mono" });
-  const table = element("div");
-  const stops = [...new Set(structure.snapshots.map((one) => one.step))];
-  const back = element("button", { type: "button", onclick: () => go([...stops].reverse().find((at) => at < Number(slider.value)) ?? 0) }, "◀ change before");
-  const next = element("button", { type: "button", onclick: () => go(stops.find((at) => at > Number(slider.value)) ?? run.last_step) }, "next change ▶");
-
-  function go(step) {
-    slider.value = step;
-    const at = Number(slider.value) + Number(slider.step) > run.last_step ? run.last_step : Number(slider.value);
-    show(grows && stops.includes(step) ? step : at);
-  }
-  function show(step) {
-    const now = picture.snapshotAt(step), row = now.row === null ? null : run.events[now.row];
-    picture.setStep(step);
-    label.textContent = `step ${step.toLocaleString("en-US")} of ${run.steps.toLocaleString("en-US")}`;
-    slider.setAttribute("aria-valuetext", `step ${step}: ${now.text}`);
-    const parts = [element("b", {}, now.text), grows ? (row ? ` — since step ${row.step.toLocaleString("en-US")}: ${row.text}` : " — as the run began") : ""];
-    if (!now.checked) parts.push(element("span", { class: "muted" }, " (put together from the log; it could not be checked)"));
-    said.replaceChildren(...parts);
-    charts.forEach((chart) => chart.setCursor(step < run.last_step ? step : null));
-    document.querySelectorAll("tr[data-row]").forEach((line) => line.classList.toggle("current", now.row !== null && line.dataset.row === String(now.row)));
-    if (table.parentElement.open) table.replaceChildren(layerTable(now));
-  }
-  function layerTable(now) {
-    const at = Number(slider.value), lines = now.layers.map((place) => structure.shapes[place]);
-    const read = Object.values(picture.colours).filter((scale) => !scale.sizes).map((scale) => ({ title: scale.title, of: (shape) => {
-      const reading = scale.at(at);
-      const values = reading ? shape.heads.map((head) => reading.of(shape.layer, head, shape)).filter((value) => value !== null && value !== undefined) : [];
-      const texts = values.map((value) => compact(value, 3));
-      return new Set(texts).size === 1 ? texts[0] : texts.join(", ");
-    } }));
-    return dataTable([
-      { title: "layer", number: true, of: (shape) => String(shape.layer) }, { title: "heads × dim", number: true, of: (shape) => `${shape.heads.length} × ${shape.dim}` },
-      { title: "key/value heads", number: true, of: (shape) => String(shape.kv) },
-      { title: "run again", of: (shape) => (shape.loop ? `heads ${shape.loop[0].join(", ")} ×${shape.loop[1]}` : shape.repeats ? `the block ×${shape.repeats}` : "") }, ...read,
-    ], lines, { label: "layers at this step" });
-  }
-  const details = element("details", { ontoggle: () => show(Number(slider.value)) }, element("summary", {}, "As a table"), table);
-  slider.addEventListener("input", () => go(Number(slider.value)));
-  function ticks() {
-    const width = strip.clientWidth || 600, inner = width - 18;
-    strip.setAttribute("viewBox", `0 0 ${width} 12`);
-    strip.replaceChildren(...run.events.filter((row) => row.action in MARK).map((row) => drawn("line", {
-      x1: 9 + inner * row.step / Math.max(1, run.last_step), x2: 9 + inner * row.step / Math.max(1, run.last_step), y1: 1, y2: 11, stroke: markColour(row), "stroke-width": 2.5,
-    })));
-  }
-  drawnToWidth(strip, ticks);
-  const names = Object.entries(picture.colours).map(([key, scale]) => [key, scale.title.split(",")[0]]);
-  const made = section("structure", "Structure",
-    element("p", { class: "muted" }, "A row for every layer, a box for every head, as wide as its dimension. ", grows ? "Move the slider to see what the model was at any step of the training." : "The structure has not changed during the run."),
-    element("div", { class: "controls" }, names.length > 1 ? choices("colour", "Colour by", names, picture.colour(), (name) => picture.setColour(name)) : null),
-    grows ? element("div", { class: "time" }, strip, slider, element("div", { class: "controls" }, back, next, label)) : null,
-    said, picture.element, details);
-  return { element: made, go, begin: () => show(run.last_step) };
-}
-
-function lossSection(run) {
-  const { loss, curves } = run, unit = run.classifier ? "nats per row" : "nats per token";
-  const whole = element("input", { type: "checkbox", onchange: () => chart.change({ range: whole.checked ? null : loss.range }) });
-  const chart = timeChart(run, {
-    title: `Loss, ${unit}`, height: 300, range: loss.range, legend: true, yText: (y) => compact(y, 5),
-    series: [
-      series("training, as logged", loss.raw, "var(--c0)", { width: 1, opacity: 0.32 }), series("training, smoothed", loss.smooth, "var(--c0)", { width: 2.2 }),
-      series("held-out", loss.held_out, "var(--c1)", { width: 2, dots: true }), series("held-out, average of the weights", loss.average, "var(--c2)", { width: 2, dots: true }),
-    ].filter((one) => one.x.length),
-  });
-  const small = [];
-  if (curves.accuracy) small.push(timeChart(run, { title: "Held-out accuracy", height: 200, legend: Boolean(curves.macro_f1), series: [series("accuracy", curves.accuracy, "var(--c2)", { dots: true }), ...(curves.macro_f1 ? [series("macro-F1", curves.macro_f1, "var(--c3)", { dots: true })] : [])] }));
-  if (curves.lr) small.push(timeChart(run, { title: "Learning rate", height: 200, zero: true, series: [series("rate", curves.lr, "var(--c3)")] }));
-  if (curves.gradient_norm) small.push(timeChart(run, { title: "Gradient norm, before clipping", height: 200, scale: "log", series: [series("norm", curves.gradient_norm, "var(--c5)", { width: 1.2 })] }));
-  return section("loss", "Loss and learning rate",
-    element("div", { class: "controls" }, element("span", { class: "axis-switch" }, axisSwitch([run], "axis-one")),
-      loss.range ? element("label", {}, whole, " the first steps too") : null, markKey(run)),
-    chart.element, element("div", { class: "grid" }, small.map((one) => one.element)));
-}
-
-function markKey(run) {
-  const kinds = new Map([["--birth", "head born"], ["--removal", "head removed"], ["--loop", "loop"], ["--block", "blocks"]]);
-  const used = new Set(run.events.map((row) => MARK[row.action]).filter(Boolean));
-  return element("span", { class: "muted" }, [...kinds].filter(([name]) => used.has(name)).map(([name, text]) => element("span", { style: "margin-right:12px" },
-    element("span", { style: `display:inline-block;width:3px;height:13px;vertical-align:-2px;margin-right:5px;background:var(${name})` }), text)));
-}
-
-function layerColour(layer, count) {
-  return count <= 8 ? runColour(layer) : `hsl(${Math.round(215 + (layer / Math.max(1, count - 1)) * 250) % 360} 62% var(--layer-light, 48%))`;
-}
-
-function gaugeSection(run) {
-  const grew = run.events.some((row) => row.action in MARK);
-  const stories = run.stories.length === 1 && !run.stories[0].policy ? element("p", {}, run.stories[0].text)
-    : element("ul", { class: "stories" }, run.stories.map((story) => element("li", {}, element("b", {}, story.policy), `: ${story.text}`)));
-  return section("why", grew ? "Why it grew, and why no more" : "Why nothing grew", stories,
-    element("div", { class: "grid gauges" }, run.gauges.map((gauge) => gaugeChart(run, gauge))));
-}
-
-function gaugeChart(run, gauge) {
-  const count = Math.max(...gauge.layers.map((one) => one.layer)) + 1, own = gauge.layers.some((one) => one.thresholds);
-  const name = (one) => one.name || `layer ${one.layer}`;
-  const line = (one, more = {}) => series(name(one), one, layerColour(one.layer, count), { dash: one.dash, ...more });
-  const limits = gauge.threshold ? [series(gauge.threshold.label, gauge.threshold, "var(--ink)", { dash: true, width: 1.4 })] : [];
-  function spec(which) {
-    if (which !== "all") {
-      const one = gauge.layers[Number(which)];
-      const limit = own ? [series("threshold", { steps: one.steps, values: one.thresholds }, "var(--ink)", { dash: true, width: 1.4, step: true })] : limits;
-      return { series: [line(one, { noise: one.noise, width: 2 }), ...limit], yText: (y) => compact(y, 3), legend: true };
-    }
-    if (!own) return { series: [...gauge.layers.map((one) => line(one, { width: 1.5 })), ...limits], yText: (y) => compact(y, 3), legend: true };
-    const ratios = gauge.layers.map((one) => series(name(one), { steps: one.steps, values: one.values.map((value, index) => (value === null || !one.thresholds[index] ? null : value / one.thresholds[index])) }, layerColour(one.layer, count), { width: 1.5 }));
-    const ends = [gauge.layers[0].steps[0], run.last_step];
-    return { series: [...ratios, { name: "threshold", x: ends, y: [1, 1], colour: "var(--ink)", dash: true, width: 1.4 }], yText: (y) => `${compact(y, 3)}×`, legend: true };
-  }
-  const chart = timeChart(run, { title: gauge.title, note: gauge.note + (own ? " All layers together are shown as multiples of their thresholds." : ""), height: 250, scale: gauge.scale, decades: 1e4, ...spec("all") });
-  const pick = element("select", { "aria-label": `layers of ${gauge.title}`, onchange: () => chart.change(spec(pick.value)) },
-    element("option", { value: "all" }, "all layers"), gauge.layers.map((one, index) => element("option", { value: String(index) }, name(one))));
-  if (gauge.layers.length > 1) chart.element.insertBefore(element("div", { class: "controls no-print" }, pick), chart.element.querySelector(".legend"));
-  return chart.element;
-}
-
-function eventSection(run, go) {
-  const growth = run.events.length ? dataTable([
-    { title: "step", number: true, short: true, of: (row) => element("button", { type: "button", class: "plain", title: "show the structure after it", onclick: () => { go(row.step); document.getElementById("structure").scrollIntoView({ block: "nearest" }); } }, number(row.step)) },
-    { title: "policy", short: true, of: (row) => row.policy },
-    { title: "what", short: true, of: (row) => element("span", {}, element("span", { style: `display:inline-block;width:9px;height:9px;border-radius:5px;margin-right:6px;background:${markColour(row)}` }), row.what) },
-    { title: "layer", number: true, short: true, of: (row) => (row.layer === null ? "" : String(row.layer)) }, { title: "head", short: true, of: (row) => row.head },
-    { title: "reading", of: (row) => row.reading }, { title: "threshold", of: (row) => row.threshold }, { title: "rule", of: (row) => row.rule },
-  ], run.events, { label: "events of growth", cards: true, rowName: (row, index) => index }) : element("p", {}, "Nothing was decided about the structure.");
-  return section("events", "Events", growth,
-    element("h3", { style: "margin-top:14px" }, "The run itself"),
-    run.lifetime.length ? dataTable([{ title: "step", number: true, of: (row) => number(row.step) }, { title: "what happened", of: (row) => row.text }], run.lifetime, { label: "events of the run" }) : element("p", {}, "Nothing yet."));
-}
-
-function costSection(run) {
-  const { costs, uniform, curves } = run;
-  const titles = { parameters: "Parameters", flops: "FLOPs per token (forward, causal)", kv_bytes: "KV cache, bytes per token" };
-  const made = Object.entries(titles).filter(([key]) => key !== "kv_bytes" || !run.classifier).map(([key, title]) => {
-    const now = costs[key].at(-1), share = uniform && uniform[key] ? now / uniform[key] : null;
-    const note = share === null ? "" : `Now ${number(now)}: ${share === 1 ? "exactly that" : `${compact(share, 4)} times that`} of the uniform model.`;
-    return timeChart(run, { title, note, height: 190, zero: true, legend: true, series: [
-      series("this model", { steps: costs.steps, values: costs[key] }, "var(--c0)", { step: true, until: run.last_step, width: 2.2 }),
-      ...(uniform ? [{ name: "uniform model", x: [0, run.last_step], y: [uniform[key], uniform[key]], colour: "var(--ink)", dash: true, width: 1.4 }] : []),
-    ] });
-  });
-  if (curves.tokens_per_second) made.push(timeChart(run, { title: "Tokens per second, of training steps", note: "As measured; a uniform model was not trained beside it.", height: 190, zero: true, series: [series("tokens/s", curves.tokens_per_second, "var(--c2)")] }));
-  return section("cost", "Cost over time",
-    uniform ? element("p", { class: "muted" }, `The uniform model is as wide and as deep as this one at its end, with the same heads everywhere (${uniform.text}), and runs nothing again.`) : null,
-    element("div", { class: "grid" }, made.map((one) => one.element)));
-}
-
-function evaluationSection(run) {
-  const { evaluation } = run;
-  if (!evaluation) return section("evaluation", run.classifier ? "Evaluation" : "Attention distance and evaluation", element("p", {}, "Not measured yet: ", element("code", {}, `meristem eval ${run.path}`), run.classifier ? " scores every class." : " measures how far every layer looks; then make this page again."));
-  const parts = [element("p", { class: "muted" }, `By meristem eval at step ${number(evaluation.step)}.`), evaluation.facts.length ? facts(evaluation.facts) : null];
-  if (evaluation.distance) {
-    const { layers, values, even } = evaluation.distance, high = Math.max(even, ...values.filter((value) => value !== null)) || 1;
-    const rows = layers.map((layer, index) => ({ layer, value: values[index] }));
-    parts.push(element("h3", { style: "margin-top:14px" }, "How far each layer looks back"),
-      element("p", { class: "muted" }, `Mean attention distance in tokens; attention spread evenly over the past would be at ${compact(even, 3)} (the line).`),
-      dataTable([
-        { title: "layer", number: true, of: (row) => String(row.layer) }, { title: "tokens", number: true, of: (row) => compact(row.value, 3) },
-        { title: "", of: (row) => distanceBar(row.value, even, high) },
-      ], rows, { label: "attention distance of every layer" }));
-  }
-  if (evaluation.classes) parts.push(element("h3", { style: "margin-top:14px" }, "Classes"), dataTable([
-    { title: "class", of: (row) => row.label }, { title: "rows", number: true, of: (row) => number(row.support) },
-    ...["precision", "recall", "f1"].map((key) => ({ title: key === "f1" ? "F1" : key, number: true, of: (row) => (typeof row[key] === "number" ? row[key].toFixed(4) : "–") })),
-  ], evaluation.classes, { label: "scores of every class" }), evaluation.more_classes ? element("p", { class: "muted" }, `and ${counted(evaluation.more_classes, "smaller class", "es")}`) : null);
-  return section("evaluation", run.classifier ? "Evaluation" : "Attention distance and evaluation", ...parts);
-}
-
-function distanceBar(value, even, high) {
-  const svg = drawn("svg", { viewBox: "0 0 300 14", width: 300, height: 14, "aria-hidden": "true", style: "max-width:40vw" });
-  if (value !== null) svg.append(drawn("rect", { x: 0, y: 2, width: Math.max(1, (value / high) * 296), height: 10, rx: 2, fill: "var(--c3)" }));
-  svg.append(drawn("line", { x1: (even / high) * 296, x2: (even / high) * 296, y1: 0, y2: 14, stroke: "var(--ink)", "stroke-dasharray": "3 2" }));
-  return svg;
-}
-
-function settingsSection(run) {
-  const differs = run.settings.filter((row) => row.differs), columns = [
-    { title: "setting", code: true, of: (row) => row.key }, { title: "value", code: true, short: true, of: (row) => row.value }, { title: "default", code: true, short: true, of: (row) => row.default }];
-  const command = element("pre", { tabindex: 0 }, run.origin.command);
-  const copy = navigator.clipboard ? element("button", { type: "button", class: "no-print", onclick: () => navigator.clipboard.writeText(run.origin.command).then(() => { copy.textContent = "Copied"; }, () => { copy.textContent = "Could not copy"; }) }, "Copy the command") : null;
-  return section("settings", "Configuration, and how to repeat the run",
-    element("p", {}, "From the folder in which the run was begun, with the same data, this trains the same model again:"), command, copy,
-    run.origin.facts.length ? element("p", { class: "muted path" }, run.origin.facts.map((fact) => `${fact.label} ${fact.value}`).join("; ")) : null,
-    element("h3", { style: "margin-top:14px" }, `What differs from the defaults (${differs.length})`), differs.length ? dataTable(columns, differs, { label: "settings that differ from their defaults", cards: true }) : element("p", {}, "Nothing."),
-    element("details", {}, element("summary", {}, `All ${counted(run.settings.length, "setting")}`), dataTable(columns, run.settings, { label: "all settings", cards: true })));
-}
-
-// --- several runs ---
 
 function compareSection(runs) {
   const held = runs.some((run) => run.loss.held_out.steps.length);
@@ -252,56 +8,156 @@ function compareSection(runs) {
     if (!lines.some((line) => line.x.length)) return null;
     // Every run has its own axis, so that places are made before they are drawn.
     const placed = () => lines.map((line) => ({ ...line, x: line.x.map((step) => fromStep(line.run, step)) }));
-    const chart = lineChart({ title, height: 300, legend: true, xText: axisText, xTitle: () => AXES[axis], xRead: (x) => `${axisText(x)} ${axis === "seconds" ? "" : AXES[axis]}`, yText: (y) => compact(y, 5), series: placed(), ...more });
+    const chart = lineChart({
+      title,
+      height: 300,
+      legend: true,
+      xText: axisText,
+      xTitle: () => AXES[axis],
+      xRead: placeText,
+      yText: (y) => compact(y, 5),
+      series: placed(),
+      ...more,
+    });
     charts.push({ draw: () => chart.change({ series: placed() }), inView: chart.inView, setCursor() {} });
     return chart.element;
   };
   const ranges = runs.map((run) => run.loss.range).filter(Boolean);
-  const range = ranges.length ? [Math.min(...ranges.map((one) => one[0])), Math.max(...ranges.map((one) => one[1]))] : null;
-  const parts = [element("div", { class: "controls" }, element("span", { class: "axis-switch" }, axisSwitch(runs, "axis-all")))];
+  const range = ranges.length
+    ? [Math.min(...ranges.map((one) => one[0])), Math.max(...ranges.map((one) => one[1]))]
+    : null;
+  const parts = [
+    element("div", { class: "controls" }, element("span", { class: "axis-switch" }, axisSwitch(runs, "axis-all"))),
+  ];
   if (page.warning) parts.push(element("p", { class: "note warn" }, page.warning));
-  parts.push(held ? overlay("Held-out loss", (run, index) => [series(run.name, run.loss.held_out, runColour(index), { dots: true, width: 2 })]) : null,
-    overlay("Training loss, smoothed", (run, index) => [series(run.name, run.loss.smooth, runColour(index), { width: 2 })], { range }));
+  parts.push(
+    held
+      ? overlay("Held-out loss", (run, index) => [
+          series(run.name, run.loss.held_out, runColour(index), { dots: true, width: 2 }),
+        ])
+      : null,
+    overlay(
+      "Training loss, smoothed",
+      (run, index) => [series(run.name, run.loss.smooth, runColour(index), { width: 2 })],
+      { range },
+    ),
+  );
   const table = page.table;
-  parts.push(element("h3", { style: "margin-top:16px" }, "Differences"), element("p", { class: "muted" }, `Every number as it is at the end of its run; in brackets what it is more than that of ${runs[0].name}.`),
-    dataTable([{ title: "", of: (row) => row.label }, ...runs.map((run, index) => ({ title: run.name, number: true, of: (row) => row.values[index] }))], table, { label: "differences of the runs", wrap: true }),
+  parts.push(
+    element("h3", { style: "margin-top:16px" }, "Differences"),
+    element(
+      "p",
+      { class: "muted" },
+      `Every number as it is at the end of its run; in brackets what it is more than that of ${runs[0].name}.`,
+    ),
+    dataTable(
+      [
+        { title: "", of: (row) => row.label },
+        ...runs.map((run, index) => ({ title: run.name, number: true, of: (row) => row.values[index] })),
+      ],
+      table,
+      { label: "differences of the runs", wrap: true },
+    ),
     element("h3", { style: "margin-top:16px" }, `Settings that differ (${page.differences.length})`),
-    page.differences.length ? dataTable([{ title: "setting", code: true, of: (row) => row.key }, ...runs.map((run, index) => ({ title: run.name, code: true, of: (row) => row.values[index] ?? "–" }))], page.differences, { label: "settings that differ", wrap: true }) : element("p", {}, "None: the runs have the same configuration."));
+    page.differences.length
+      ? dataTable(
+          [
+            { title: "setting", code: true, of: (row) => row.key },
+            ...runs.map((run, index) => ({ title: run.name, code: true, of: (row) => row.values[index] ?? "–" })),
+          ],
+          page.differences,
+          { label: "settings that differ", wrap: true },
+        )
+      : element("p", {}, "None: the runs have the same configuration."),
+  );
   return section("compare", "Side by side", ...parts);
 }
 
-// --- the page ---
-
 function runSections(run) {
   const structure = structureSection(run);
-  const parts = [structure.element, lossSection(run), gaugeSection(run), eventSection(run, structure.go), costSection(run), evaluationSection(run), settingsSection(run)];
+  const parts = [
+    structure.element,
+    lossSection(run),
+    gaugeSection(run),
+    eventSection(run, structure.go),
+    costSection(run),
+    evaluationSection(run),
+    settingsSection(run),
+  ];
   return { parts, begin: structure.begin };
 }
 
 function build() {
-  const runs = page.runs, several = runs.length > 1, body = element("div"), head = element("header", { class: "page" });
+  const runs = page.runs,
+    several = runs.length > 1,
+    body = element("div"),
+    head = element("header", { class: "page" });
   const main = element("main", {});
   function show(index) {
     shown = index;
     charts = [];
     body.replaceChildren();
-    if (several) body.append(compareSection(runs), element("section", { class: "no-print" }, element("div", { class: "controls" },
-      element("label", { for: "which" }, "One run in detail:"),
-      element("select", { id: "which", onchange: (event) => { show(Number(event.target.value)); document.getElementById("which").focus(); } }, runs.map((run, place) => element("option", { value: String(place), selected: place === index }, run.name)))),
-    element("p", {}, `${runs[index].title}. ${runs[index].status.text}`)));
-    const run = runs[index], made = runSections(run);
+    if (several)
+      body.append(
+        compareSection(runs),
+        element(
+          "section",
+          { class: "no-print" },
+          element(
+            "div",
+            { class: "controls" },
+            element("label", { for: "which" }, "One run in detail:"),
+            element(
+              "select",
+              {
+                id: "which",
+                onchange: (event) => {
+                  show(Number(event.target.value));
+                  document.getElementById("which").focus();
+                },
+              },
+              runs.map((run, place) =>
+                element("option", { value: String(place), selected: place === index }, run.name),
+              ),
+            ),
+          ),
+          element("p", {}, `${runs[index].title}. ${runs[index].status.text}`),
+        ),
+      );
+    const run = runs[index],
+      made = runSections(run);
     for (const text of run.warnings) body.append(element("p", { class: "note warn" }, text));
     body.append(...made.parts);
     made.begin();
-    nav.replaceChildren(...[...body.querySelectorAll("section[id]")].map((one) => element("a", { href: `#${one.id}` }, one.querySelector("h2").textContent)));
+    nav.replaceChildren(
+      ...[...body.querySelectorAll("section[id]")].map((one) =>
+        element("a", { href: `#${one.id}` }, one.querySelector("h2").textContent),
+      ),
+    );
   }
   const nav = element("nav", { class: "sections", "aria-label": "sections" });
-  head.append(themeSwitch(), element("h1", {}, page.title),
-    element("p", { class: "muted path" }, several ? runs.map((run) => run.path).join(" · ") : `${runs[0].path}. ${runs[0].status.text}`));
+  head.append(
+    themeSwitch(),
+    element("h1", {}, page.title),
+    element(
+      "p",
+      { class: "muted path" },
+      several ? runs.map((run) => run.path).join(" · ") : `${runs[0].path}. ${runs[0].status.text}`,
+    ),
+  );
   if (!several) head.append(facts(runs[0].summary));
   head.append(nav);
   main.append(body);
-  document.body.append(head, main, element("footer", {}, `Made by meristem ${page.version} from the files of the run${several ? "s" : ""} alone. Nothing is loaded from elsewhere.`));
+  document.body.append(
+    head,
+    main,
+    element(
+      "footer",
+      {},
+      `Made by meristem ${page.version} from the files of the run${several ? "s" : ""} alone. `,
+      "Nothing is loaded from elsewhere.",
+    ),
+  );
   show(0);
 }
 

@@ -2,7 +2,11 @@
 "use strict";
 
 // columns: [{ title, of(row), number?, code?, short?: beside others on a phone }]; a cell is text or an element.
-function dataTable(columns, rows, { caption = "", label = caption, cards = false, wrap = false, most = 200, rowName = null } = {}) {
+function dataTable(
+  columns,
+  rows,
+  { caption = "", label = caption, cards = false, wrap = false, most = 200, rowName = null } = {},
+) {
   const body = element("tbody");
   const made = (row, index) => {
     const line = element("tr", rowName ? { "data-row": rowName(row, index) } : {});
@@ -16,17 +20,34 @@ function dataTable(columns, rows, { caption = "", label = caption, cards = false
     return line;
   };
   rows.slice(0, most).forEach((row, index) => body.append(made(row, index)));
-  const table = element("table", { class: `${cards ? "cards" : ""}${wrap ? " wrap" : ""}` },
+  const table = element(
+    "table",
+    { class: `${cards ? "cards" : ""}${wrap ? " wrap" : ""}` },
     caption ? element("caption", {}, caption) : null,
-    element("thead", {}, element("tr", {}, columns.map((column) =>
-      element("th", { scope: "col", class: column.number ? "number" : "" }, column.title)))),
-    body);
+    element(
+      "thead",
+      {},
+      element(
+        "tr",
+        {},
+        columns.map((column) => element("th", { scope: "col", class: column.number ? "number" : "" }, column.title)),
+      ),
+    ),
+    body,
+  );
   const box = element("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": label || "table" }, table);
   if (rows.length > most) {
-    const all = element("button", { type: "button", onclick: () => {
-      rows.slice(most).forEach((row, index) => body.append(made(row, most + index)));
-      all.remove();
-    } }, `Show all ${rows.length.toLocaleString("en-US")} rows`);
+    const all = element(
+      "button",
+      {
+        type: "button",
+        onclick: () => {
+          rows.slice(most).forEach((row, index) => body.append(made(row, most + index)));
+          all.remove();
+        },
+      },
+      `Show all ${rows.length.toLocaleString("en-US")} rows`,
+    );
     return element("div", {}, box, all);
   }
   return box;
