@@ -270,6 +270,27 @@ def test_the_distance_of_every_layer_is_that_of_the_evaluation(tmp_path: Path) -
     assert run_data(run)["evaluation"] is None
 
 
+ODD: tuple[Any, ...] = (None, True, -1, 10**400, math.nan, math.inf, "x", [], {}, [None], [[1]], [{"label": None}])
+
+
+@pytest.mark.parametrize("name", ["step", "plan", "loss", "attention_distance", "classes", "tokens"])
+def test_an_odd_evaluation_does_no_harm(name: str, tmp_path: Path) -> None:
+    run = hand_made(tmp_path / "run", PLAN, SIX, events=[START])
+    for value in ODD:
+        result = {"step": 6, "plan": PLAN.to_dict(), "loss": 1.5, "attention_distance": [2.5, 1.0], name: value}
+        (run / "eval.json").write_text(json.dumps(result), encoding="utf-8")
+        json.dumps(run_data(run), allow_nan=False)
+
+
+def test_a_line_that_is_being_written_is_passed_over(tmp_path: Path) -> None:
+    run = hand_made(tmp_path / "run", PLAN, SIX, metrics=[metric(1, 3.0), metric(2, 2.0)], events=[START])
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 3, "loss": 1.')
+    told = run_data(run)
+    assert told["loss"]["raw"] == {"steps": [1, 2], "values": [3, 2]}
+    assert told["warnings"] == []
+
+
 def test_costs_are_those_of_the_plan_beside_the_uniform_model(tmp_path: Path) -> None:
     told = run_data(grown_run(tmp_path / "run"))
     after = born(PLAN, 1)[0]

@@ -41,6 +41,7 @@ from meristem.wording import counted, describe_time
 
 FORMAT = "meristem-page/1"
 NOTHING, MINUS = "\u2013", "\u2212"
+CLASS_SCORES = ("support", "precision", "recall", "f1")
 MOST_CLASSES = 50  # of a classifier that are shown
 Entry = Mapping[str, Any]
 
@@ -326,7 +327,7 @@ def _evaluation(folder: RunFolder, history: Sequence[Snapshot]) -> dict[str, Any
         "macro_f1": "macro-F1", "tokens": "tokens", "rows": "rows",
     }  # fmt: skip
     for name, label in names.items():
-        if type(content.get(name)) in (int, float):
+        if content.get(name) is not None and _is_number(content[name]):
             result["facts"].append({"label": label, "value": f"{content[name]:,.5g}"})
     distances = content.get("attention_distance")
     if isinstance(distances, list) and len(distances) == len(plan.layers) and all(map(_is_number, distances)):
@@ -342,7 +343,8 @@ def _evaluation(folder: RunFolder, history: Sequence[Snapshot]) -> dict[str, Any
     ):
         shown = sorted(classes, key=lambda one: -one["support"] if type(one.get("support")) is int else 0)
         result["classes"] = [
-            {name: one.get(name) for name in ("label", "support", "precision", "recall", "f1")}
+            {"label": str(one["label"])}
+            | {name: one.get(name) if _is_number(one.get(name)) else None for name in CLASS_SCORES}
             for one in shown[:MOST_CLASSES]
         ]
         result["more_classes"] = max(0, len(classes) - MOST_CLASSES)

@@ -171,10 +171,8 @@ function lineChart(spec) {
     for (const tick of ticks) {
       const at = left + (tick / xEnd) * (right - left);
       parts.push(drawn("line", { x1: at, x2: at, y1: bottom, y2: bottom + 4, stroke: "var(--muted)" }));
-      if (at < right - 8 || ticks.length < 3)
-        parts.push(
-          drawn("text", { x: at, y: bottom + 17, "text-anchor": at > right - 14 ? "end" : "middle" }, xText(tick)),
-        );
+      const anchor = at > right - 14 ? "end" : "middle";
+      parts.push(drawn("text", { x: at, y: bottom + 17, "text-anchor": anchor }, xText(tick)));
     }
     parts.push(
       drawn("text", { x: right, y: bottom + 30, "text-anchor": "end" }, spec.xTitle ? spec.xTitle() : "steps"),
