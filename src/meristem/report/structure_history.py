@@ -51,7 +51,7 @@ def snapshots(start: Plan, events: Sequence[Event], numbers: LayerNumbers, newes
             after = before.plan
         heads = _followed_heads(before.heads, after, moves, names)
         born = frozenset(head for layer in heads for head in layer) - {head for layer in before.heads for head in layer}
-        checked = event.plan is None or event.plan == after.digest
+        checked = event.plan == after.digest
         if after != before.plan or not moves.stays:
             order = numbers.orders[index + 1]
             history.append(Snapshot(event.step, after, order, heads, checked, born, index))

@@ -31,6 +31,7 @@ from training.helpers import EAGER_BIRTHS, EAGER_PRUNING, copy_run, metrics, tra
 
 PLAN = Plan.from_heads([1, 1], width=32, head_dim=8, vocabulary=50, context=16)
 SIX = {"train.steps": 6}
+OLD = Path(__file__).parents[2] / "fixtures" / "runs-2026-11-16"
 
 # --- curves ---------------------------------------------------------------------------------------------------------
 
@@ -219,6 +220,17 @@ def test_a_run_without_growth_says_why(tmp_path: Path) -> None:
     assert told["gauges"][0]["layers"][0]["values"] == [0.01, 0.02]  # to be looked at although nothing was born
     still = run_data(hand_made(tmp_path / "still", PLAN))
     assert still["stories"] == [{"policy": "", "text": "growth.policies is empty: the structure was to stay as it is."}]
+
+
+@pytest.mark.parametrize("name", ["heads", "loops", "classifier"])
+def test_runs_of_older_versions_have_a_page(name: str) -> None:
+    run = RunFolder.open(OLD / name)
+    told = run_data(run.path)
+    assert told["status"]["word"] == "not finished"
+    assert told["events"]
+    assert told["structure"]["snapshots"][-1]["step"] == told["events"][-1]["step"]
+    assert told["costs"]["parameters"][-1] == run.newest_plan.parameters
+    json.dumps(told, allow_nan=False)
 
 
 # --- states of a run ------------------------------------------------------------------------------------------------
