@@ -102,6 +102,23 @@ def test_the_slider_changes_the_picture(grown: Page) -> None:
     assert grown.complaints == []
 
 
+def test_the_buttons_stop_at_every_change(browser: Page, pages: dict[str, Path]) -> None:
+    """Also at steps that the slider of a long run passes over."""
+    browser.open(pages["long"])
+    browser.run(f"document.querySelector('{SLIDER}').focus()")
+    browser.press("Home")
+    seen = []
+    for _ in range(3):
+        browser.run("document.querySelector('.time button:nth-of-type(2)').click()")
+        seen.append(text(browser, "output"))
+    assert seen == ["step 200 of 5,000", "step 230 of 5,000", "step 260 of 5,000"]
+    browser.run("{ const s = document.getElementById('time'); s.step = 700; s.value = 0; }")  # coarser than the changes
+    browser.run("document.querySelector('.time button:nth-of-type(2)').click()")
+    assert text(browser, "output") == "step 290 of 5,000"
+    browser.run("document.querySelector('.time button').click()")
+    assert text(browser, "output") == "step 260 of 5,000"
+
+
 def test_the_colours_follow_readings_in_time(grown: Page) -> None:
     fills = "[...document.querySelectorAll('#structure .head')].map((one) => one.getAttribute('fill'))"
     by_entropy = grown.run(fills)

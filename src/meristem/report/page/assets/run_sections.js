@@ -19,23 +19,24 @@ function structureSection(run) {
   const label = element("output", { for: "time", class: "mono" });
   const table = element("div");
   const stops = [...new Set(structure.snapshots.map((one) => one.step))];
+  let current = run.last_step; // the slider of a long run does not stop at every step
   const back = element(
     "button",
-    { type: "button", onclick: () => go([...stops].reverse().find((at) => at < Number(slider.value)) ?? 0) },
+    { type: "button", onclick: () => go([...stops].reverse().find((at) => at < current) ?? 0) },
     "◀ change before",
   );
   const next = element(
     "button",
-    { type: "button", onclick: () => go(stops.find((at) => at > Number(slider.value)) ?? run.last_step) },
+    { type: "button", onclick: () => go(stops.find((at) => at > current) ?? run.last_step) },
     "next change ▶",
   );
 
   function go(step) {
     slider.value = step;
-    const at = Number(slider.value) + Number(slider.step) > run.last_step ? run.last_step : Number(slider.value);
-    show(grows && stops.includes(step) ? step : at);
+    show(step);
   }
   function show(step) {
+    current = step;
     const now = picture.snapshotAt(step),
       row = now.row === null ? null : run.events[now.row];
     picture.setStep(step);
@@ -55,7 +56,7 @@ function structureSection(run) {
     if (table.parentElement.open) table.replaceChildren(layerTable(now));
   }
   function layerTable(now) {
-    const at = Number(slider.value),
+    const at = current,
       lines = now.layers.map((place) => structure.shapes[place]);
     const read = Object.values(picture.colours)
       .filter((scale) => !scale.sizes)
@@ -92,30 +93,26 @@ function structureSection(run) {
       { label: "layers at this step" },
     );
   }
-  const details = element(
-    "details",
-    { ontoggle: () => show(Number(slider.value)) },
-    element("summary", {}, "As a table"),
-    table,
-  );
-  slider.addEventListener("input", () => go(Number(slider.value)));
+  const details = element("details", { ontoggle: () => show(current) }, element("summary", {}, "As a table"), table);
+  slider.addEventListener("input", () => {
+    const at = Number(slider.value);
+    show(at + Number(slider.step) > run.last_step ? run.last_step : at);
+  });
   function ticks() {
     const width = strip.clientWidth || 600,
       inner = width - 18;
     strip.setAttribute("viewBox", `0 0 ${width} 12`);
     strip.replaceChildren(
-      ...run.events
-        .filter((row) => row.action in MARK)
-        .map((row) =>
-          drawn("line", {
-            x1: 9 + (inner * row.step) / Math.max(1, run.last_step),
-            x2: 9 + (inner * row.step) / Math.max(1, run.last_step),
-            y1: 1,
-            y2: 11,
-            stroke: markColour(row),
-            "stroke-width": 2.5,
-          }),
-        ),
+      ...changes(run).map((row) =>
+        drawn("line", {
+          x1: 9 + (inner * row.step) / Math.max(1, run.last_step),
+          x2: 9 + (inner * row.step) / Math.max(1, run.last_step),
+          y1: 1,
+          y2: 11,
+          stroke: markColour(row),
+          "stroke-width": 2.5,
+        }),
+      ),
     );
   }
   drawnToWidth(strip, ticks);
@@ -252,7 +249,7 @@ function layerColour(layer, count) {
 }
 
 function gaugeSection(run) {
-  const grew = run.events.some((row) => row.action in MARK);
+  const grew = changes(run).length > 0;
   const stories =
     run.stories.length === 1 && !run.stories[0].policy
       ? element("p", {}, run.stories[0].text)

@@ -72,9 +72,14 @@ function timeChart(run, spec) {
   return chart;
 }
 
+// The events that changed something, whoever made them.
+function changes(run) {
+  const places = new Set(run.structure.snapshots.map((one) => one.row));
+  return run.events.filter((row, place) => row.action in MARK || places.has(place));
+}
+
 const eventMarks = (run) =>
-  run.events
-    .filter((row) => row.action in MARK)
+  changes(run)
     .map((row) => ({
       x: row.step,
       colour: markColour(row),
