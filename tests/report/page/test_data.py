@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from commands import Call
 from meristem.errors import InputError
-from meristem.growth import AddBlock, LoopHeads, RemoveHead, prepared
+from meristem.growth import AddBlock, LoopHeads, RemoveBlock, RemoveHead, prepared
 from meristem.growth.policies.stack import Stack
 from meristem.moves import Moves
 from meristem.plan import Plan
@@ -189,6 +189,16 @@ def test_events_say_why_in_words(tmp_path: Path) -> None:
     assert add["threshold"] == "at least 0.7, the lowest on the shortlist"
     assert (fix["what"], fix["layer"], fix["reading"]) == ("growth of loops ended", None, "")
     assert [one["row"] for one in told["structure"]["snapshots"]] == [None, 0, 2]
+
+
+def test_layers_that_left_are_called_what_they_were(tmp_path: Path) -> None:
+    after = RemoveBlock(0).apply(PLAN)
+    gone = growth(20, "mine", "narrow", 0, "one less", after, moves={"layers": [1]})
+    more = growth(30, "mine", "birth", 0, "one more", born(after, 0)[0], moves={"heads": {"0": [0, None]}})
+    told = run_data(hand_made(tmp_path / "run", PLAN, {"train.steps": 100}, events=[START, gone, more]))
+    assert [row["layer_name"] for row in told["events"]] == ["0 (until step 20)", "0"]
+    assert [one["checked"] for one in told["structure"]["snapshots"]] == [True, True, True]
+    assert told["structure"]["left"] == {"1": 20}
 
 
 def test_gauges_stand_against_their_thresholds(tmp_path: Path) -> None:

@@ -49,6 +49,7 @@ def growth_rows(growth: RunGrowth) -> list[dict[str, Any]]:
                 "action": event.action,
                 "what": ACTIONS.get(event.action, event.action),
                 "layer": event.layer,
+                "layer_name": _layer_name(growth, event.layer),
                 "head": _head(event if known is None else known),
                 "reading": reading,
                 "threshold": threshold,
@@ -58,6 +59,14 @@ def growth_rows(growth: RunGrowth) -> list[dict[str, Any]]:
             }
         )
     return rows
+
+
+def _layer_name(growth: RunGrowth, layer: int | None) -> str:
+    """The number of a layer at the end; of one that was taken out, its last number and when it left."""
+    if layer is None:
+        return ""
+    number, step = growth.numbers.taken_out.get(layer, (layer, None))
+    return str(number) if step is None else f"{number} (until step {step:,})"
 
 
 def _head(event: GrowthEvent) -> str:

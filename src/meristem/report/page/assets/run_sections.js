@@ -382,7 +382,7 @@ function eventSection(run, go) {
                 row.what,
               ),
           },
-          { title: "layer", number: true, short: true, of: (row) => (row.layer === null ? "" : String(row.layer)) },
+          { title: "layer", number: true, short: true, of: (row) => row.layer_name },
           { title: "head", short: true, of: (row) => row.head },
           { title: "reading", of: (row) => row.reading },
           { title: "threshold", of: (row) => row.threshold },

@@ -235,7 +235,15 @@ function structurePicture(run, chosen) {
           drawn(
             "text",
             { x: left - 8, y: middle + 4, "text-anchor": "end", class: shape ? "strong" : "" },
-            gone === undefined ? (slim ? String(slot) : `layer ${slot}`) : slim ? "–" : "taken out",
+            gone === undefined
+              ? slim
+                ? String(slot)
+                : `layer ${slot}`
+              : slim
+                ? "–"
+                : shape
+                  ? "(leaves)"
+                  : "taken out",
           ),
         );
       if (!shape) {

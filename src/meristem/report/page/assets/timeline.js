@@ -83,7 +83,7 @@ const eventMarks = (run) =>
     .map((row) => ({
       x: row.step,
       colour: markColour(row),
-      text: `${row.what}${row.layer === null ? "" : `, layer ${row.layer}`}`,
+      text: `${row.what}${row.layer_name && `, layer ${row.layer_name}`}`,
     }))
     .concat(
       run.lifetime
