@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 
 from meristem.errors import InputError
-from meristem.growth.events import Event, GrowthEvent
+from meristem.growth.events import GrowthEvent
 from meristem.moves import Moves
 from meristem.plan import LayerPlan, Loop, Plan
 from meristem.runs.layer_numbers import LayerNumbers
@@ -34,15 +34,12 @@ class Snapshot:
     event: int | None = None  # of `LayerNumbers.events`; None at the start
 
 
-def snapshots(start: Plan, events: Sequence[Event], numbers: LayerNumbers, newest: Plan) -> list[Snapshot]:
-    """The plan at the start, and after every event that changed it.
-
-    `events` are those that `numbers` are of, in the numbers of their time; `newest` is the plan of a checkpoint.
-    """
+def snapshots(start: Plan, numbers: LayerNumbers, newest: Plan) -> list[Snapshot]:
+    """The plan at the start, and after every event that changed it; `newest` is that of a checkpoint."""
     names = count()
     first = tuple(tuple(next(names) for _ in range(heads)) for heads in start.heads)
     history = [Snapshot(0, start, numbers.orders[0], first)]
-    for index, (event, moves) in enumerate(zip(events, numbers.moves, strict=True)):
+    for index, (event, moves) in enumerate(zip(numbers.told, numbers.moves, strict=True)):
         if not isinstance(event, GrowthEvent):
             continue
         before = history[-1]

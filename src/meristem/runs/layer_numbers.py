@@ -39,7 +39,7 @@ class LayerNumbers:
     """
 
     def __init__(self, start: int, events: Iterable[Event]) -> None:
-        told = list(events)
+        self.told = told = list(events)  # as they were written
         self._steps = [event.step for event in told]
         self._then: list[Layers] = [tuple(range(start))]  # at the start, and after every event
         self.moves: list[Moves] = []  # what every event moved, in the numbers of its time

@@ -81,9 +81,7 @@ def test_the_smoothed_loss_lies_beside_the_raw_one() -> None:
 
 
 def history_of(start: Plan, lines: list[Any], steps: int = 100) -> Any:
-    events = growth_events(lines, steps)
-    numbers = LayerNumbers(len(start.layers), events)
-    return snapshots(start, events, numbers, start)
+    return snapshots(start, LayerNumbers(len(start.layers), growth_events(lines, steps)), start)
 
 
 def test_structures_follow_births_removals_and_loops() -> None:
@@ -139,7 +137,7 @@ def test_the_structures_of_a_real_run_are_those_that_it_had(data: Path, tmp_path
     )  # fmt: skip
     events = growth_events(run.read(run.events), 30)
     numbers = LayerNumbers(len(run.plan.layers), events)
-    found = snapshots(run.plan, events, numbers, run.plan)  # nothing known of the end
+    found = snapshots(run.plan, numbers, run.plan)  # nothing known of the end
     actions = {getattr(event, "action", None) for event in events}
     assert {"stack", "birth", "add"} <= actions
     assert all(one.checked for one in found)

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from meristem.report.curves import Curve, finite_points, loss_range, smoothed
+from meristem.report.drawing.numbers import rounded
 from meristem.runs.entries import LARGE
 
 RAW_POINTS, SMOOTH_POINTS, KNOTS = 1600, 500, 400
@@ -22,6 +23,11 @@ def short(value: float | None, digits: int = 5) -> float | int | None:
     return float(f"{value:.{digits}g}")
 
 
+def large_count(count: float) -> str:
+    """Tokens or FLOPs in few letters."""
+    return rounded(int(count)) if count < 1e15 else f"{count:.3g}"
+
+
 def with_extremes(curve: Curve, most: int) -> list[tuple[int, float]]:
     """At most about so many points of a curve: the first and the last, and the extremes of every stretch of it.
 
@@ -35,8 +41,7 @@ def with_extremes(curve: Curve, most: int) -> list[tuple[int, float]]:
         known = [i for i in stretch if math.isfinite(curve[i][1])]
         if known:
             kept |= {min(known, key=lambda i: curve[i][1]), max(known, key=lambda i: curve[i][1])}
-        kept |= {i for i in stretch if not math.isfinite(curve[i][1])} if len(known) < len(stretch) <= 4 else set()
-        kept |= {next(i for i in stretch if i not in known)} if len(known) < len(stretch) else set()
+        kept |= {*[i for i in stretch if i not in known][:1]}
     return [curve[i] for i in sorted(kept)]
 
 

@@ -11,38 +11,33 @@ from typing import Any
 
 from meristem import __version__
 from meristem.config import Config
-from meristem.errors import InputError, RunError
-from meristem.files import read_json
+from meristem.errors import InputError
 from meristem.growth.descriptions import describe_structure
 from meristem.plan import Plan
 from meristem.report.curves import finite_points, smoothed
-from meristem.report.drawing.numbers import rounded
 from meristem.report.page.curves import (
     RAW_POINTS,
     SMOOTH_POINTS,
     axes,
     columns,
+    large_count,
     loss_curves,
     read_curve,
-    short,
     with_extremes,
 )
+from meristem.report.page.evaluation import read_evaluation
 from meristem.report.page.events import growth_rows, policy_stories, run_rows
 from meristem.report.page.gauges import gauges, head_readings
 from meristem.report.page.repeat import repeat_command
 from meristem.report.page.settings import setting_differences, settings_table
+from meristem.report.page.several import data_warning, run_table
 from meristem.report.run_growth import RunGrowth
-from meristem.report.structure_figure import even_distance
 from meristem.report.structure_history import Snapshot, snapshots
-from meristem.runs.entries import growth_events
 from meristem.runs.run_folder import RunFolder
 from meristem.schedules import even_divisors
 from meristem.wording import counted, describe_time
 
 FORMAT = "meristem-page/1"
-NOTHING, MINUS = "\u2013", "\u2212"
-CLASS_SCORES = ("support", "precision", "recall", "f1")
-MOST_CLASSES = 50  # of a classifier that are shown
 Entry = Mapping[str, Any]
 
 
@@ -62,7 +57,7 @@ def page_data(runs: Sequence[str | Path]) -> dict[str, Any]:
         "runs": told,
         "differences": setting_differences([run["settings"] for run in told]) if len(told) > 1 else [],
         "table": run_table(told) if len(told) > 1 else [],
-        "warning": _data_warning(told),
+        "warning": data_warning(told),
     }
 
 
@@ -72,13 +67,12 @@ def run_data(run: Path, points: int = RAW_POINTS) -> dict[str, Any]:
     growth = RunGrowth(folder)
     config, metrics = growth.config, growth.metrics
     entries = list(folder.read(folder.events))
-    raw = growth_events(entries, config.train.steps)
-    history = snapshots(growth.start, raw, growth.numbers, growth.newest)
+    history = snapshots(growth.start, growth.numbers, growth.newest)
     rows = growth_rows(growth)
     lifetime = run_rows(entries, config.train.steps)
     last_step = max((entry["step"] for entry in (*metrics, *rows, *lifetime)), default=0)
     uniform = uniform_plan(config, history[-1].plan)
-    evaluation = _evaluation(folder, history)
+    evaluation = read_evaluation(folder, history)
     costs = [_cost(snapshot.step, snapshot.plan) for snapshot in history]
     return {
         "name": run.name,
@@ -178,12 +172,8 @@ def _summary(growth: RunGrowth, plan: Plan, metrics: Sequence[Entry]) -> list[di
     for name, label in (("tokens", "tokens seen"), ("flops", "training FLOPs"), ("seconds", "time of steps")):
         values = last[name]
         if values and (total := values[-1]) is not None:
-            facts.append((label, describe_time(total) if name == "seconds" else _large(total)))
+            facts.append((label, describe_time(total) if name == "seconds" else large_count(total)))
     return [{"label": label, "value": value} for label, value in facts]
-
-
-def _large(count: float) -> str:
-    return rounded(int(count)) if count < 1e15 else f"{count:.3g}"
 
 
 def _origin(folder: RunFolder, entries: Sequence[Entry], run: Path) -> dict[str, Any]:
@@ -307,108 +297,3 @@ def uniform_plan(config: Config, plan: Plan) -> Plan | None:
             except InputError:
                 continue
     return None
-
-
-# --- evaluation -----------------------------------------------------------------------------------------------------
-
-
-def _evaluation(folder: RunFolder, history: Sequence[Snapshot]) -> dict[str, Any] | None:
-    """What `meristem eval` has left in the run's folder; None if it has not, or it cannot be read."""
-    try:
-        content = read_json(folder.path / "eval.json")
-        step, plan = content["step"], Plan.from_dict(content["plan"])
-    except (OSError, RunError, InputError, KeyError, TypeError, ValueError):
-        return None
-    if type(step) is not int:
-        return None
-    result: dict[str, Any] = {"step": step, "facts": []}
-    names = {
-        "loss": "held-out loss", "perplexity": "perplexity", "bits_per_byte": "bits per byte", "accuracy": "accuracy",
-        "macro_f1": "macro-F1", "tokens": "tokens", "rows": "rows",
-    }  # fmt: skip
-    for name, label in names.items():
-        if content.get(name) is not None and _is_number(content[name]):
-            result["facts"].append({"label": label, "value": f"{content[name]:,.5g}"})
-    distances = content.get("attention_distance")
-    if isinstance(distances, list) and len(distances) == len(plan.layers) and all(map(_is_number, distances)):
-        numbers = next((one.numbers for one in reversed(history) if one.plan.heads == plan.heads), None)
-        result["distance"] = {
-            "layers": list(numbers or range(len(distances))),
-            "values": [short(value, 4) for value in distances],
-            "even": short(even_distance(plan.context), 4),
-        }
-    classes = content.get("classes")
-    if isinstance(classes, list) and all(
-        isinstance(one, dict) and isinstance(one.get("label"), str) for one in classes
-    ):
-        shown = sorted(classes, key=lambda one: -one["support"] if type(one.get("support")) is int else 0)
-        result["classes"] = [
-            {"label": str(one["label"])}
-            | {name: one.get(name) if _is_number(one.get(name)) else None for name in CLASS_SCORES}
-            for one in shown[:MOST_CLASSES]
-        ]
-        result["more_classes"] = max(0, len(classes) - MOST_CLASSES)
-    return result
-
-
-def _is_number(value: Any) -> bool:
-    return value is None or (type(value) in (int, float) and abs(value) < 1e30)
-
-
-# --- several runs ---------------------------------------------------------------------------------------------------
-
-
-def run_table(runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """What runs came to, a row for each quantity, with what it is more than in the first run."""
-
-    def last(curve: Mapping[str, Any] | None) -> float | None:
-        known = [value for value in (curve or {}).get("values", ()) if value is not None]
-        return known[-1] if known else None
-
-    def end(run: Mapping[str, Any], name: str) -> float | None:
-        return (run["axes"][name] or [None])[-1]
-
-    quantities: dict[str, list[float | None]] = {
-        "steps done": [run["last_step"] for run in runs],
-        "held-out loss": [last(run["loss"]["held_out"]) for run in runs],
-        "training loss, smoothed": [last(run["loss"]["smooth"]) for run in runs],
-        "held-out accuracy": [last(run["curves"].get("accuracy")) for run in runs],
-        "macro-F1": [last(run["curves"].get("macro_f1")) for run in runs],
-        "parameters": [run["costs"]["parameters"][-1] for run in runs],
-        "FLOPs per token": [run["costs"]["flops"][-1] for run in runs],
-        "KV bytes per token": [run["costs"]["kv_bytes"][-1] for run in runs],
-        "tokens seen": [end(run, "tokens") for run in runs],
-        "training FLOPs": [end(run, "flops") for run in runs],
-        "seconds of steps": [end(run, "seconds") for run in runs],
-        "tokens per second, at the end": [last(run["curves"].get("tokens_per_second")) for run in runs],
-        "decisions about the structure": [len(run["events"]) for run in runs],
-    }
-    rows = [{"label": "state", "values": [run["status"]["word"] for run in runs]}]
-    for label, values in quantities.items():
-        if any(value is not None for value in values):
-            first = values[0]
-            rows.append({"label": label, "values": [_with_difference(value, first) for value in values]})
-    rows.append({"label": "structure at the end", "values": [run["heads"] for run in runs]})
-    return rows
-
-
-def _with_difference(value: float | None, first: float | None) -> str:
-    """A number, and in brackets by how much it is more than the first."""
-    if value is None:
-        return NOTHING
-
-    def plain(number: float) -> str:
-        if abs(number) >= 1e9:
-            return _large(abs(number)) if number >= 0 else f"{MINUS}{_large(-number)}"
-        return f"{number:,}" if isinstance(number, int) else f"{number:,.5g}"
-
-    if first is None or value == first:
-        return plain(value)
-    difference = value - first
-    return f"{plain(value)} ({'+' if difference > 0 else MINUS}{plain(abs(difference))})"
-
-
-def _data_warning(runs: Sequence[Mapping[str, Any]]) -> str:
-    """A word of warning where losses do not compare; empty if they do."""
-    digests = {fact["value"] for run in runs for fact in run["origin"]["facts"] if fact["label"] == "data digest"}
-    return "These runs were trained on different data: their losses do not compare." if len(digests) > 1 else ""
