@@ -26,11 +26,12 @@ from meristem.report.page.curves import (
     with_extremes,
 )
 from meristem.report.page.evaluation import read_evaluation
-from meristem.report.page.events import growth_rows, policy_stories, run_rows
+from meristem.report.page.events import growth_rows, run_rows
 from meristem.report.page.gauges import gauges, head_readings
 from meristem.report.page.repeat import repeat_command
 from meristem.report.page.settings import setting_differences, settings_table
 from meristem.report.page.several import data_warning, run_table
+from meristem.report.page.stories import policy_stories
 from meristem.report.run_growth import RunGrowth
 from meristem.report.structure_history import Snapshot, snapshots
 from meristem.runs.run_folder import RunFolder
