@@ -193,8 +193,10 @@ def test_layers_that_left_are_called_what_they_were(tmp_path: Path) -> None:
     after = RemoveBlock(0).apply(PLAN)
     gone = growth(20, "mine", "narrow", 0, "one less", after, moves={"layers": [1]})
     more = growth(30, "mine", "birth", 0, "one more", born(after, 0)[0], moves={"heads": {"0": [0, None]}})
-    told = run_data(hand_made(tmp_path / "run", PLAN, {"train.steps": 100}, events=[START, gone, more]))
+    values = {"train.steps": 100, "growth.policies": ["somewhere:Mine"]}
+    told = run_data(hand_made(tmp_path / "run", PLAN, values, events=[START, gone, more]))
     assert [row["layer_name"] for row in told["events"]] == ["0 (until step 20)", "0"]
+    assert told["stories"] == [{"policy": "somewhere:Mine", "text": "Made 2 decisions."}]
     assert [one["checked"] for one in told["structure"]["snapshots"]] == [True, True, True]
     assert told["structure"]["left"] == {"1": 20}
 

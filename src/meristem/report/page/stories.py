@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from meristem.config.growth import table_name
 from meristem.growth.descriptions import MEASURES
 from meristem.growth.policies import POLICIES
 from meristem.report.run_growth import RunGrowth
@@ -17,10 +18,11 @@ def policy_stories(growth: RunGrowth, rows: Sequence[Entry], last_step: int) -> 
     """What every policy of a run has done, and why it did no more, in a sentence or two each."""
     if not growth.config.growth.policies:
         return [{"policy": "", "text": "growth.policies is empty: the structure was to stay as it is."}]
-    return [
-        {"policy": name, "text": _story(name, growth, [row for row in rows if row["policy"] == name], last_step)}
-        for name in growth.config.growth.policies
-    ]
+    stories = []
+    for name in growth.config.growth.policies:
+        own = [row for row in rows if row["policy"] == table_name(name)]
+        stories.append({"policy": name, "text": _story(name, growth, own, last_step).rstrip()})
+    return stories
 
 
 def _story(name: str, growth: RunGrowth, rows: Sequence[Entry], last_step: int) -> str:
