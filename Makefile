@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 DEMO := runs/demo
 CHAOS := runs/chaos
 
-.PHONY: demo test test-slow chaos format clean
+.PHONY: demo test test-slow browser bench-page chaos format clean
 
 # Each step leaves its mark when it has ended well, so that an interrupted one is done again.
 $(VENV)/.made:
@@ -29,6 +29,7 @@ demo: $(VENV)/.core
 	$(BIN)/meristem train configs/demo.toml --out $(DEMO) --continue
 	$(BIN)/meristem eval $(DEMO)
 	$(BIN)/meristem generate $(DEMO) --prompt "def " --tokens 250
+	$(BIN)/meristem report $(DEMO)
 
 test: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -37,7 +38,14 @@ test: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
 
 test-slow: $(VENV)/.dev
-	$(BIN)/pytest -m slow
+	$(BIN)/pytest -m "slow or browser"
+
+# The browser in which pages are tested, from the system's packages; without it these tests are skipped.
+browser:
+	@command -v chromium || { SUDO=$$([ "$$(id -u)" = 0 ] || echo sudo); $$SUDO apt-get update && $$SUDO apt-get install -y chromium; }
+
+bench-page: $(VENV)/.dev
+	PYTHONPATH=tests $(BIN)/python -m bench_page
 
 # What is killed, damaged, fuzzed or starved survives or is refused clearly: minutes, or with FULL=1 the required counts.
 chaos: $(VENV)/.dev

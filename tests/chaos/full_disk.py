@@ -59,7 +59,7 @@ def fill_while_reading(world: World, verb: str, number: int, draw: random.Random
     kind = RUNS[number // 6 % len(RUNS)]
     expected = world.answer(kind, True, verb)
     run = world.placed(world.halfway(kind, True))
-    own = ("eval.json", "loss.svg", "growth.svg", "structure.svg")
+    own = ("eval.json", "loss.svg", "growth.svg", "structure.svg", "report.html")
     before = contents(run)
 
     def wrong() -> list[str]:

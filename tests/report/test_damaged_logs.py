@@ -15,6 +15,7 @@ import pytest
 from commands import Call
 from meristem import files
 from meristem.config import load_config
+from meristem.report.page.file import report_page
 from meristem.report.pictures import draw_growth, draw_loss, run_text
 from meristem.runs.origin import Origin
 from meristem.runs.run_folder import RunFolder
@@ -79,6 +80,7 @@ def test_damaged_lines_never_stop_a_report(kind: str, runs: dict[str, RunFolder]
         assert (said.code, said.err) == (0, "")
         assert "warning: " in said.out
         assert (run.path / "loss.svg").is_file()
+        assert (run.path / "report.html").is_file()
 
 
 def places(value: Any, begin: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
@@ -114,6 +116,7 @@ def test_no_change_in_any_place_stops_a_report(kind: str, runs: dict[str, RunFol
                 assert run_text(run.path)
                 assert draw_growth(run.path)
                 assert draw_loss(run.path)
+                assert report_page([run.path])
         log.write_text(whole)
 
 

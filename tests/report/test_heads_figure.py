@@ -359,10 +359,11 @@ def test_the_report_of_a_run_that_does_not_grow(tmp_path: Path, call: Call) -> N
     run = trained(prepared(tmp_path), tmp_path / "run")
     said = call("report", run.path)
     assert said.code == 0
-    first, structure, pictures = said.out.splitlines()
+    first, structure, pictures, page = said.out.splitlines()
     assert re.fullmatch(r"run: step 12 of 12, training loss \d\.\d{4}, held-out loss \d\.\d{4}", first)
     assert structure == "heads 2x1 4x1"
     assert pictures == f"pictures: {run.path / 'loss.svg'}"
+    assert page == f"page: {run.path / 'report.html'}"
 
 
 def test_the_report_of_loops(tmp_path: Path, call: Call) -> None:

@@ -103,16 +103,34 @@ def _print_pictures(run: Path, pictures: Sequence[Path | None]) -> None:
     print(f"pictures: {', '.join(drawn)}" if drawn else f"{run} cannot be written to: nothing was saved (see --out)")
 
 
-@app.command("report", epilog=examples("meristem report runs/first", "meristem report runs/first --out pictures"))
+@app.command(
+    "report", epilog=examples("meristem report runs/first", "meristem report runs/first runs/second --out both.html")
+)
 def report_command(
-    run: Annotated[Path, typer.Argument(help="The folder of a run.")],
-    out: Annotated[Path | None, typer.Option(help="Folder for the pictures; the run's own.")] = None,
+    runs: Annotated[list[Path], typer.Argument(help="The folder of a run, or of several.", metavar="RUN")],
+    out: Annotated[
+        Path | None, typer.Option(help="The page, or a folder for it; the run's own, for several runs the present one.")
+    ] = None,
 ) -> None:
-    """What a run has done so far, from its files: what grew, when and why; draws loss.svg and growth.svg."""
-    from meristem.report.pictures import draw_growth, draw_loss, run_text
+    """What a run has done so far, from its files: what grew, when and why. Writes one page to look at, report.html.
 
-    print(run_text(run))
-    _print_pictures(run, [draw_loss(run, out), draw_growth(run, out)])
+    Of several runs the page shows curves over one another and what differs. Of one run loss.svg and growth.svg are
+    drawn beside it, unless the page is given a name of its own.
+    """
+    from meristem.report.page.file import PAGE_FILE, report_page
+    from meristem.report.pictures import draw_growth, draw_loss, run_text
+    from meristem.runs.run_folder import RunFolder
+
+    named = out is not None and out.suffix.lower() in (".html", ".htm")
+    folder, name = (out.parent, out.name) if out is not None and named else (out, PAGE_FILE)
+    if len(runs) > 1:
+        folder = folder or Path()
+    print("\n\n".join(map(run_text, runs)))
+    page = RunFolder.open(runs[0]).write(name, report_page(runs), folder)
+    if len(runs) == 1 and not named:
+        _print_pictures(runs[0], [draw_loss(runs[0], folder), draw_growth(runs[0], folder)])
+    if page is not None:
+        print(f"page: {page}")
 
 
 @app.command("audit", epilog=examples("meristem audit runs/first", "meristem audit runs/first --sequences 1000 --json"))

@@ -28,8 +28,11 @@ def thinned(curve: Curve) -> list[tuple[int, float]]:
 
 
 def smoothed(curve: Curve) -> list[tuple[int, float]]:
-    """Means over a centred window of a fortieth of the points, so that the line does not lag; gaps remain."""
-    reach = len(curve) // 80
+    """Means over a centred window, so that the line does not lag; gaps remain.
+
+    The window has a fortieth of the points, or five where these are few.
+    """
+    reach = max(len(curve) // 80, min(2, len(curve) // 10))
     sums, counts = [0.0], [0]
     for _, loss in curve:
         finite = math.isfinite(loss)

@@ -39,28 +39,34 @@ class LayerNumbers:
     """
 
     def __init__(self, start: int, events: Iterable[Event]) -> None:
-        told = list(events)
+        self.told = told = list(events)  # as they were written
         self._steps = [event.step for event in told]
         self._then: list[Layers] = [tuple(range(start))]  # at the start, and after every event
-        moves: list[Moves] = []
+        self.moves: list[Moves] = []  # what every event moved, in the numbers of its time
         names = count(start)
         gone: dict[int, tuple[int, int]] = {}  # numbers when they left, and the steps
         for event in told:
             before = self._then[-1]
-            moves.append(_told_moves(event, len(before)))
-            self._then.append(moves[-1].of_layers(before, lambda _: next(names)))
-            stays = {*moves[-1].layers}
+            moves = _told_moves(event, len(before))
+            self.moves.append(moves)
+            self._then.append(moves.of_layers(before, lambda _: next(names)))
+            stays = {*moves.layers}
             gone |= {name: (number, event.step) for number, name in enumerate(before) if number not in stays}
         last = self._then[-1]
         self._numbers = {name: number for number, name in enumerate((*last, *gone))}
         self.layers = len(last)
         self.taken_out = {self._numbers[name]: left for name, left in gone.items()}
-        self.events = [self._placed(*one) for one in zip(range(len(told)), told, moves, strict=True)]
+        self.events = [self._placed(*one) for one in zip(range(len(told)), told, self.moves, strict=True)]
 
     @property
     def all_layers(self) -> int:
         """The number of layers that there have been."""
         return self.layers + len(self.taken_out)
+
+    @property
+    def orders(self) -> list[tuple[int, ...]]:
+        """The layers at the start and after every event, in their order at the time."""
+        return [tuple(self._numbers[name] for name in then) for then in self._then]
 
     def start_heads(self, plan: Plan) -> tuple[int, ...]:
         """The heads at the start, none in layers that were born later."""
