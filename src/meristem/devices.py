@@ -67,9 +67,8 @@ def peak_memory(device: torch.device) -> int | None:
     """The most bytes that this process has held at a time: of tensors on a GPU, else of all; None if not known."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
-    if resource is not None:
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-    return None
+    unit = 1 if sys.platform == "darwin" else 1024
+    return None if resource is None else unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def compute_dtype(device: torch.device) -> torch.dtype:

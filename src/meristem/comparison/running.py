@@ -1,0 +1,206 @@
+"""Running a comparison: what is missing is trained, what was interrupted goes on, what is done stays.
+
+Every run is a process of its own, `meristem train --continue`, so that several can run side by side and a stop is that
+of a run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from meristem.comparison.file import Comparison
+from meristem.comparison.planning import (
+    RunKey,
+    Waiting,
+    configuration,
+    count_of_runs,
+    data_digest,
+    known_keys,
+    measuring_keys,
+)
+from meristem.comparison.results import Result, is_finished, read_result
+from meristem.config import Config, check_resumable
+from meristem.errors import InputError, RunError
+from meristem.files import absolute, write_atomically
+from meristem.runs.run_folder import RunFolder
+from meristem.wording import counted, describe_time
+
+LAUNCHES = "launches.jsonl"
+PAUSE = 0.2  # seconds between two looks at the processes
+
+Say = Callable[[str], None]
+
+
+@dataclass
+class Running:
+    """A run in progress."""
+
+    key: RunKey
+    process: subprocess.Popen[bytes]
+    log: Path
+    begun: float
+
+
+def finished_runs(comparison: Comparison, out: Path) -> dict[RunKey, Result]:
+    """The results of all runs that are done; one that was trained otherwise than the file says now is refused."""
+    results: dict[RunKey, Result] = {}
+    while True:
+        before = len(results)
+        for key in known_keys(comparison, results):
+            folder = out / key.path
+            if key in results or not (folder / "config.toml").is_file():
+                continue
+            with suppress(Waiting):
+                config = configuration(comparison, key, results)
+                if (result := _finished(key, RunFolder.open(folder), config)) is not None:
+                    results[key] = result
+        if len(results) == before:  # one that is done may be what others take after
+            return results
+
+
+def _finished(key: RunKey, folder: RunFolder, config: Config) -> Result | None:
+    try:
+        check_resumable(folder.config, config)
+    except InputError as error:
+        began = folder.config[error.field]
+        expected = f"{folder.path} was trained with {began!r}; remove it, or name another --out"
+        raise InputError(error.field, error.value, expected) from None
+    if folder.data_digest != data_digest(config):
+        raise InputError("data.path", config.data.path, f"is not the data that {folder.path} was trained on")
+    return read_result(key.arm, key.seed, folder) if is_finished(folder) else None
+
+
+def run_comparison(comparison: Comparison, out: Path, *, jobs: int = 1, say: Say = print) -> dict[RunKey, Result]:
+    """Make all runs that are missing, `jobs` at a time, and return the results of all."""
+    out = absolute("out", out)
+    out.mkdir(parents=True, exist_ok=True)
+    results = finished_runs(comparison, out)
+    total, there = count_of_runs(comparison), len(results)
+    say(f"{counted(total, 'run')} in {out}; {there} done")
+    alone = set(measuring_keys(comparison))
+    running: list[Running] = []
+    begun, made = time.monotonic(), 0
+    with _stoppable():
+        try:
+            while len(results) < total:
+                for key in _next(comparison, results, running, alone, jobs):
+                    running.append(_launched(comparison, key, out, results, jobs, say))
+                time.sleep(PAUSE)
+                for run in [run for run in running if run.process.poll() is not None]:
+                    running.remove(run)
+                    results[run.key] = _ended(run, out)
+                    made += 1
+                    left = (time.monotonic() - begun) / made * (total - len(results))
+                    score = results[run.key].scores.get(comparison.measure)
+                    shown = "" if score is None else f": {comparison.measure} {score:.4f}"
+                    took = describe_time(time.monotonic() - run.begun)
+                    ahead = f", about {describe_time(left)} left" if len(results) < total else ""
+                    say(f"[{len(results)}/{total}] {run.key}{shown}, {took}{ahead}")
+        except BaseException:
+            _stop(running, say)
+            raise
+    return results
+
+
+def _next(
+    comparison: Comparison, results: dict[RunKey, Result], running: list[Running], alone: set[RunKey], jobs: int
+) -> list[RunKey]:
+    """The runs to begin now. What measures speed has the machine to itself."""
+    busy = {run.key for run in running}
+    if busy & alone:
+        return []
+    found: list[RunKey] = []
+    for key in known_keys(comparison, results):
+        if key in results or key in busy:
+            continue
+        if key in alone and (busy or found):
+            continue
+        if len(busy) + len(found) >= jobs:
+            break
+        with suppress(Waiting):
+            configuration(comparison, key, results)
+            found.append(key)
+            if key in alone:
+                break
+    if not found and not running:
+        raise RunError("no run can begin, though not all are done: this is a fault of Meristem")
+    return found
+
+
+def _launched(
+    comparison: Comparison, key: RunKey, out: Path, results: dict[RunKey, Result], jobs: int, say: Say
+) -> Running:
+    """Begin, or go on with, a run."""
+    folder = out / key.path
+    config = out / "configs" / key.path.with_suffix(".toml")
+    log = out / "logs" / key.path.with_suffix(".txt")
+    for path in (config, log, folder):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(config, configuration(comparison, key, results).to_toml())
+    side_by_side = 1 if key.measuring else jobs
+    threads = max(1, _cores() // side_by_side)
+    environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+    if jobs > 1:  # threads that wait without spinning: others have work to do
+        environment["OMP_WAIT_POLICY"] = "PASSIVE"
+    command = [sys.executable, "-m", "meristem", "train", str(config), "--out", str(folder), "--continue"]
+    if (folder / "config.toml").is_file():
+        say(f"going on with {key}")
+    with log.open("ab") as file:  # a session of its own: a Ctrl-C reaches it once, through us
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=environment, start_new_session=True
+        )
+    with (out / LAUNCHES).open("a", encoding="utf-8") as file:
+        line = {"run": str(key.path), "jobs": side_by_side, "threads": threads, "time": time.time()}
+        file.write(json.dumps(line) + "\n")
+    return Running(key, process, log, time.monotonic())
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _ended(run: Running, out: Path) -> Result:
+    """The result of a run whose process has ended, or an error with what it said last."""
+    folder = out / run.key.path
+    if run.process.returncode == 0 and is_finished(RunFolder.open(folder)):
+        return read_result(run.key.arm, run.key.seed, RunFolder.open(folder))
+    lines = run.log.read_text(encoding="utf-8", errors="replace").split("\n")
+    said = next((line for line in reversed(lines) if line.strip()), "it said nothing")
+    raise RunError(f"{run.key}: stopped with status {run.process.returncode} ({said}); see {run.log}")
+
+
+def _stop(running: list[Running], say: Say) -> None:
+    """Let runs in progress save and end."""
+    for run in running:
+        with suppress(ProcessLookupError):
+            run.process.send_signal(signal.SIGTERM)
+    if running:
+        say(f"stopping {counted(len(running), 'run')}; the same command goes on with them")
+    for run in running:
+        run.process.wait()
+
+
+class _stoppable:
+    """Within this a request to end, too, is a KeyboardInterrupt."""
+
+    def __enter__(self) -> None:
+        self.before = None
+        with suppress(ValueError):  # not the main thread
+            self.before = signal.signal(signal.SIGTERM, self._interrupt)
+
+    def __exit__(self, *exception: object) -> None:
+        if self.before is not None:
+            signal.signal(signal.SIGTERM, self.before)
+
+    @staticmethod
+    def _interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
