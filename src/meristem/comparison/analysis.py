@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -100,12 +101,10 @@ def reported(comparison: Comparison, results: Results) -> dict[str, dict[int, Re
     runs: dict[str, dict[int, Result]] = {arm: {} for arm in comparison.arms}
     for arm in comparison.arms:
         for seed in comparison.seeds:
-            try:
+            with suppress(Waiting):
                 key = seed_key(comparison, arm, seed, results)
-            except Waiting:
-                continue
-            if key in results:
-                runs[arm][seed] = results[key]
+                if key in results:
+                    runs[arm][seed] = results[key]
     return runs
 
 
@@ -183,15 +182,13 @@ def _rate_notes(comparison: Comparison, results: Results) -> list[str]:
             return ["One rate for all arms: it was not tuned for any of them."]
         return ["Rates are those of the file: they were not tuned for each arm."]
     notes = [f"Each arm at its own best rate, chosen on {counted(len(comparison.rate_seeds), 'other seed')}."]
-    lowest, highest = comparison.rates[0], comparison.rates[-1]
+    edges = (comparison.rates[0], comparison.rates[-1])
+    best = {}
     for arm in comparison.arms:
-        try:
-            best = best_rate(comparison, arm, results)
-        except Waiting:
-            continue
-        if best in (lowest, highest):
-            side = "lowest" if best == lowest else "highest"
-            notes.append(f"The best rate of {arm}, {best:g}, is the {side} of the list: a better one may lie beyond.")
+        with suppress(Waiting):
+            best[arm] = best_rate(comparison, arm, results)
+    if outer := [f"{arm} ({rate:g})" for arm, rate in best.items() if rate in edges]:
+        notes.append(f"At the edge of the list, so that a better rate may lie beyond: {', '.join(outer)}.")
     return notes
 
 

@@ -111,13 +111,12 @@ def curves(runs: Mapping[str, Mapping[int, Result]]) -> str:
     return f'<p class="legend">{legend}</p>' + _svg(height, parts, "Training loss by update")
 
 
-def smoothed(points: Points, width: int = 5) -> list[tuple[float, float]]:
+def smoothed(points: Points, width: int = 2) -> list[tuple[float, float]]:
     """The mean of each value and those around it; at the ends of fewer."""
     values = [value for _, value in points]
     found = []
     for index, (step, _) in enumerate(points):
-        reach = min(width, index, len(points) - 1 - index)
-        window = values[index - reach : index + reach + 1]
+        window = values[max(0, index - width) : index + width + 1]
         found.append((step, sum(window) / len(window)))
     return found
 

@@ -1,15 +1,12 @@
-"""Policies that are controls for births by demand. Configurations name them as `module:Class`."""
+"""A policy that is the control for births by demand. Configurations name it as `meristem.comparison.controls:BirthsAt`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from dataclasses import dataclass
 
 from meristem.errors import InputError
 from meristem.gauges.gauge import Gauge
 from meristem.growth.births import Births, birth, full_layers, head_facts
-from meristem.growth.policies.incrt import Incrt, IncrtState
 from meristem.growth.policy import ENDLESS, Decision, Readings, check_types
 from meristem.moves import Moves
 from meristem.plan import Plan
@@ -17,7 +14,11 @@ from meristem.plan import Plan
 
 @dataclass(frozen=True)
 class BirthsAt(Births):
-    """Heads are born after so many updates in the layers named: the births of another run, or the same elsewhere."""
+    """Heads are born after so many updates in the layers named, and are drawn at random.
+
+    With the births of another run that tells what the directions were worth that its heads began with; with the same
+    times and other layers, what its choice of layers was worth.
+    """
 
     times: tuple[int, ...] = ()
     layers: tuple[int, ...] = ()
@@ -55,15 +56,3 @@ class BirthsAt(Births):
 
     def moved(self, state: list[int], step: int, plan: Plan, moves: Moves) -> list[int]:
         return [moves.layer(layer) or 0 for layer in state]
-
-
-@dataclass(frozen=True)
-class IncrtWithoutScout(Incrt):
-    """Births by demand of heads that are wholly drawn at random: nothing of where the scout looks goes into them."""
-
-    name: ClassVar[str] = ""
-
-    def decide(self, state: IncrtState, step: int, plan: Plan, readings: Readings) -> Decision:
-        demand = readings[self.gauge]
-        blind: Mapping[Gauge, Any] = {**readings, self.gauge: replace(demand, directions=(None,) * len(plan.layers))}
-        return super().decide(state, step, plan, blind)

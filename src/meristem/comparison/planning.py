@@ -125,9 +125,10 @@ def configuration(comparison: Comparison, key: RunKey, results: Results) -> Conf
 
 
 def _own_seeds(config: Config, seed: int) -> dict[str, int]:
-    """The seeds of policies that have one."""
+    """The seeds of policies that have one, and of a schedule that is drawn."""
     policies = zip(config.growth.policies, config.build_policies(), strict=True)
-    return {f"growth.{table_name(name)}.seed": seed for name, policy in policies if hasattr(policy, "seed")}
+    seeds = {f"growth.{table_name(name)}.seed": seed for name, policy in policies if hasattr(policy, "seed")}
+    return seeds | ({"model.shuffle_seed": seed} if config.model.schedule == "shuffle" else {})
 
 
 def _may_grow(comparison: Comparison, arm: str) -> bool:
@@ -157,7 +158,7 @@ def _matched(comparison: Comparison, key: RunKey, config: Config, results: Resul
     """The configuration with the length, or the size, that its budget says."""
     budget = comparison.budget_of(key.arm)
     grows = _may_grow(comparison, key.arm)
-    if key.measuring and budget.kind != "flops":
+    if key.measuring:
         return config if grows else _long(config, min(MEASURED, config.train.steps))
     if budget.kind == "tokens":
         if budget.amount is None:
@@ -170,7 +171,7 @@ def _matched(comparison: Comparison, key: RunKey, config: Config, results: Resul
     if budget.kind == "flops":
         wanted = float(of.flops if of is not None else budget.amount or 0)
         steps = wanted / _task(config).step_flops(_starting_plan(config)).causal
-        if grows and not key.measuring:
+        if grows:
             if measured is None:
                 raise Waiting("its FLOPs are not measured yet")
             steps = measured.steps * wanted / measured.flops

@@ -37,6 +37,7 @@ class Result:
     parameters: int
     structure: str
     heads: list[int]
+    heads_at_start: list[int]
     training_seconds: float
     compilation_seconds: float
     evaluation_seconds: float
@@ -68,7 +69,7 @@ class Result:
             write_atomically(path, Plan.from_dict(self.plan).to_json())
             return str(path)
         if what == "births":
-            return len(self.births)
+            return sum(self.heads) - sum(self.heads_at_start)
         if what == "birth_times":
             return [step for step, _ in self.births]
         layers = [layer for _, layer in self.births]
@@ -111,7 +112,7 @@ def read_result(arm: str, seed: int, folder: RunFolder) -> Result:
         arm=arm, seed=seed, rate=config.optimizer.rate, folder=str(folder.path.resolve()),
         scores={name: value for name, value in measured[-1].items() if name != "step" and value is not None},
         steps=config.train.steps, tokens=steps[-1]["tokens"], flops=steps[-1]["flops"], parameters=plan.parameters,
-        structure=describe_structure(plan), heads=list(plan.heads), **spent,
+        structure=describe_structure(plan), heads=list(plan.heads), heads_at_start=list(folder.plan.heads), **spent,
         peak_memory=steps[-1].get("peak_memory"), device=started[-1].get("device", "") if started else "",
         births=[(event.step, event.layer or 0) for event in births], plan=plan.to_dict(),
         loss=[(entry["step"], entry["loss"]) for entry in [*steps[:-1:thin], steps[-1]]],
