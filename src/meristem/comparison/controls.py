@@ -1,4 +1,4 @@
-"""A policy that is the control for births by demand. Configurations name it as `meristem.comparison.controls:BirthsAt`."""
+"""The control for births by demand, a policy that configurations name as `meristem.comparison.controls:BirthsAt`."""
 
 from __future__ import annotations
 

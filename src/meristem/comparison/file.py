@@ -182,7 +182,7 @@ def _with_preset(data: Mapping[str, Any], preset: str | None) -> tuple[dict[str,
     for name, entry in presets[preset].get("arms", {}).items():
         if name not in arms:
             raise InputError(f"preset.{preset}.arms.{name}", entry, f"must be one of the arms {', '.join(arms)}")
-        arms[name] = {**arms[name], **entry}
+        arms[name] = {**_flat_arm(arms[name]), **_flat_arm(entry)}
     kept = {key: value for key, value in changes.items() if key.partition(".")[0] not in KEYS}
     return {**rest, **own, "arms": arms}, kept
 
@@ -194,11 +194,9 @@ def _arms(tables: Any) -> dict[str, Arm]:
     for name, table in tables.items():
         if not NAME.fullmatch(name):
             raise InputError("arms", name, "must be a name of letters, digits, _, =, +, - and single spaces")
-        if not isinstance(table, dict):
-            raise InputError(f"arms.{name}", table, "must be a table of section.key values")
-        own = {key: value for key, value in table.items() if key != "budget"}
-        budget = _budget(f"arms.{name}.budget", table["budget"]) if "budget" in table else None
-        arms[name] = Arm(name, _flat(own), budget)
+        own = _flat_arm(table)
+        budget = _budget(f"arms.{name}.budget", own.pop("budget")) if "budget" in own else None
+        arms[name] = Arm(name, own, budget)
     return arms
 
 
@@ -237,6 +235,13 @@ def _flat(table: Mapping[str, Any], before: str = "") -> dict[str, Any]:
     for key, value in table.items():
         values |= _flat(value, f"{before}{key}.") if isinstance(value, dict) else {f"{before}{key}": value}
     return values
+
+
+def _flat_arm(table: Any) -> dict[str, Any]:
+    """The values of an arm by their keys with dots; its budget stays a table."""
+    if not isinstance(table, dict):
+        raise InputError("arms", table, "must be tables of section.key values")
+    return {**_flat({k: v for k, v in table.items() if k != "budget"}), **{k: table[k] for k in table if k == "budget"}}
 
 
 def _budget(field: str, table: Any) -> Budget:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -11,7 +12,6 @@ from meristem.errors import InputError, RunError
 from meristem.files import write_atomically
 from meristem.growth.descriptions import describe_structure
 from meristem.growth.events import GrowthEvent
-from meristem.plan import Plan
 from meristem.runs.entries import growth_events, sound_metrics
 from meristem.runs.run_folder import RunFolder
 from meristem.seeds import own_seed
@@ -66,7 +66,7 @@ class Result:
             return self.folder
         if what == "plan":
             path = Path(self.folder) / "last-plan.json"
-            write_atomically(path, Plan.from_dict(self.plan).to_json())
+            write_atomically(path, json.dumps(self.plan, indent=1) + "\n")
             return str(path)
         if what == "births":
             return sum(self.heads) - sum(self.heads_at_start)
