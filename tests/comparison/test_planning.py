@@ -123,8 +123,8 @@ def test_parameters_are_matched_by_the_feed_forward_size(tmp_path: Path, data: P
     for arm in found.arms:
         built = configuration(found, RunKey(arm, 0), {}).model.build(320)
         assert built.parameters == pytest.approx(200_000, rel=0.01)
+    small = comparison(tmp_path, data, arms=arms, budget={"kind": "parameters", "parameters": 1000})
     with pytest.raises(InputError, match="the nearest is"):
-        small = comparison(tmp_path, data, arms=arms, budget={"kind": "parameters", "parameters": 1000})
         configuration(small, RunKey("prism", 0), {})
 
 

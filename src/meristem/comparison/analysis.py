@@ -16,6 +16,8 @@ from meristem.comparison.results import Result
 from meristem.comparison.verdicts import Verdict, detectable_difference, seeds_needed, verdicts
 from meristem.wording import counted
 
+Runs = Mapping[str, Mapping[int, Result]]  # by arm and seed
+
 MATCHED = 0.01  # parts by which what was matched may differ without being said
 
 
@@ -41,6 +43,7 @@ class ArmRow:
     reached: int  # seeds that reached the target loss
     seconds_to_target: float | None  # of these
     structures: dict[str, int]  # how many seeds ended with each
+    against: PairedDifference | None  # the baseline of the primary contrast; None of itself
 
 
 @dataclass(frozen=True)
@@ -84,7 +87,7 @@ def analyse(
 ) -> Analysis:
     """What the runs that are done say; `shown` tells of earlier looks, `side_by_side` how many ran at a time."""
     runs = reported(comparison, results)
-    rows = [_row(comparison, arm, list(by_seed.values())) for arm, by_seed in runs.items() if by_seed]
+    rows = [_row(comparison, arm, runs) for arm, by_seed in runs.items() if by_seed]
     lines = _contrasts(comparison, runs)
     times = _times([line.contrast for line in lines], runs)
     notes = [
@@ -108,7 +111,10 @@ def reported(comparison: Comparison, results: Results) -> dict[str, dict[int, Re
     return runs
 
 
-def _row(comparison: Comparison, arm: str, runs: Sequence[Result]) -> ArmRow:
+def _row(comparison: Comparison, arm: str, by_arm: Runs) -> ArmRow:
+    runs = list(by_arm[arm].values())
+    point = comparison.arms[arm].point
+    baseline = next(c.baseline for c in comparison.primary if comparison.arms[c.baseline].point == point)
     scores = [run.scores[comparison.measure] for run in runs]
 
     def mean(name: str) -> float:
@@ -123,10 +129,8 @@ def _row(comparison: Comparison, arm: str, runs: Sequence[Result]) -> ArmRow:
         statistics.fmean(memory) if memory else None, mean("training_seconds"), mean("compilation_seconds"),
         mean("evaluation_seconds"), mean("saving_seconds"), len(reached),
         statistics.fmean(reached) if reached else None, dict(Counter(run.structure for run in runs)),
+        None if arm == baseline else _difference(comparison, by_arm, Contrast(arm, baseline)),
     )  # fmt: skip
-
-
-Runs = Mapping[str, Mapping[int, Result]]
 
 
 def _contrasts(comparison: Comparison, runs: Runs) -> list[ContrastLine]:

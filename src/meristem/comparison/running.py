@@ -56,18 +56,24 @@ def finished_runs(comparison: Comparison, out: Path) -> dict[RunKey, Result]:
     while True:
         before = len(results)
         for key in known_keys(comparison, results):
-            folder = out / key.path
-            if key in results or not (folder / "config.toml").is_file():
+            if key in results or not _is_begun(out, key):
                 continue
             with suppress(Waiting):
-                config = configuration(comparison, key, results)
-                if (result := _finished(key, RunFolder.open(folder), config)) is not None:
+                if (result := _finished(key, out, configuration(comparison, key, results))) is not None:
                     results[key] = result
         if len(results) == before:  # one that is done may be what others take after
             return results
 
 
-def _finished(key: RunKey, folder: RunFolder, config: Config) -> Result | None:
+def _is_begun(out: Path, key: RunKey) -> bool:
+    return (out / key.path / "config.toml").is_file()
+
+
+def _finished(key: RunKey, out: Path, config: Config) -> Result | None:
+    """The result of a run that has ended; one that was begun with another configuration is refused by the key."""
+    if not _is_begun(out, key):
+        return None
+    folder = RunFolder.open(out / key.path)
     try:
         check_resumable(folder.config, config)
     except InputError as error:
@@ -93,7 +99,11 @@ def run_comparison(comparison: Comparison, out: Path, *, jobs: int = 1, say: Say
         try:
             while len(results) < total:
                 for key in _next(comparison, results, running, alone, jobs):
-                    running.append(_launched(comparison, key, out, results, jobs, say))
+                    config = configuration(comparison, key, results)
+                    if (known := _finished(key, out, config)) is not None:  # it had waited for what it takes after
+                        results[key] = known
+                    else:
+                        running.append(_launched(key, config, out, jobs, say))
                 time.sleep(PAUSE)
                 for run in [run for run in running if run.process.poll() is not None]:
                     running.remove(run)
@@ -136,31 +146,29 @@ def _next(
     return found
 
 
-def _launched(
-    comparison: Comparison, key: RunKey, out: Path, results: dict[RunKey, Result], jobs: int, say: Say
-) -> Running:
+def _launched(key: RunKey, config: Config, out: Path, jobs: int, say: Say) -> Running:
     """Begin, or go on with, a run."""
     folder = out / key.path
-    config = out / "configs" / key.path.with_suffix(".toml")
+    file = out / "configs" / key.path.with_suffix(".toml")
     log = out / "logs" / key.path.with_suffix(".txt")
-    for path in (config, log, folder):
+    for path in (file, log, folder):
         path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(config, configuration(comparison, key, results).to_toml())
+    write_atomically(file, config.to_toml())
     side_by_side = 1 if key.measuring else jobs
     threads = max(1, _cores() // side_by_side)
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
     if jobs > 1:  # threads that wait without spinning: others have work to do
         environment["OMP_WAIT_POLICY"] = "PASSIVE"
-    command = [sys.executable, "-m", "meristem", "train", str(config), "--out", str(folder), "--continue"]
-    if (folder / "config.toml").is_file():
+    command = [sys.executable, "-m", "meristem", "train", str(file), "--out", str(folder), "--continue"]
+    if _is_begun(out, key):
         say(f"going on with {key}")
-    with log.open("ab") as file:  # a session of its own: a Ctrl-C reaches it once, through us
+    with log.open("ab") as output:  # a session of its own: a Ctrl-C reaches it once, through us
         process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=environment, start_new_session=True
+            command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment, start_new_session=True
         )
-    with (out / LAUNCHES).open("a", encoding="utf-8") as file:
+    with (out / LAUNCHES).open("a", encoding="utf-8") as launches:
         line = {"run": str(key.path), "jobs": side_by_side, "threads": threads, "time": time.time()}
-        file.write(json.dumps(line) + "\n")
+        launches.write(json.dumps(line) + "\n")
     return Running(key, process, log, time.monotonic())
 
 
@@ -184,7 +192,9 @@ def _stop(running: list[Running], say: Say) -> None:
         with suppress(ProcessLookupError):
             run.process.send_signal(signal.SIGTERM)
     if running:
-        say(f"stopping {counted(len(running), 'run')}; the same command goes on with them")
+        say(
+            f"stopping {counted(len(running), 'run')}; the same command goes on with {'it' if len(running) == 1 else 'them'}"
+        )
     for run in running:
         run.process.wait()
 

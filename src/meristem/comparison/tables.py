@@ -44,13 +44,12 @@ def markdown(comparison: Comparison, analysis: Analysis) -> str:
 
 
 def _scores(comparison: Comparison, analysis: Analysis) -> Table:
-    baseline = comparison.primary[0].baseline
-    against = {line.contrast.arm: line.difference for line in analysis.contrasts if line.contrast.baseline == baseline}
+    baseline = comparison.primary[0].baseline if len(comparison.primary) == 1 else "the baseline"
     columns = ("arm", "seeds", f"{MEASURES[comparison.measure]}, mean", "s.d.", f"minus {baseline}, 95 % interval",
                "rate", "updates", "final structure")  # fmt: skip
 
     def row(arm: ArmRow) -> tuple[str, ...]:
-        difference = numbers.interval(against[arm.arm]) if arm.arm in against else "-"
+        difference = "-" if arm.against is None else numbers.interval(arm.against)
         return (arm.arm, str(arm.seeds), numbers.score(arm.mean), numbers.score(arm.deviation), difference,
                 f"{arm.rate:g}", f"{arm.steps:,.0f}", numbers.structures(arm))  # fmt: skip
 
