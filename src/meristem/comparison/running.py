@@ -192,9 +192,7 @@ def _stop(running: list[Running], say: Say) -> None:
         with suppress(ProcessLookupError):
             run.process.send_signal(signal.SIGTERM)
     if running:
-        say(
-            f"stopping {counted(len(running), 'run')}; the same command goes on with {'it' if len(running) == 1 else 'them'}"
-        )
+        say(f"stopping {counted(len(running), 'run')}, with which the same command goes on")
     for run in running:
         run.process.wait()
 
