@@ -57,10 +57,11 @@ sys.argv = ["meristem", "--help"]
 try:
     main()
 finally:
-    print([name for name in ("torch", "numpy", "safetensors", "tokenizers", "transformers") if name in sys.modules])
+    heavy = ("torch", "numpy", "scipy", "safetensors", "tokenizers", "transformers")
+    print([name for name in heavy if name in sys.modules])
 """
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    for verb in ("plan", "data", "train", "resume", "eval", "generate", "bench"):
+    for verb in ("plan", "data", "train", "resume", "eval", "compare", "generate", "bench"):
         assert f" {verb} " in result.stdout
     assert result.stdout.splitlines()[-1] == "[]"
 
