@@ -67,7 +67,7 @@ def test_nothing_is_trained_where_all_is_done(call: Call, folder: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--preset", "tiny"], "preset = 'tiny': must be one of none: the file has no presets"),
+        (["--preset", "tiny"], "preset = 'tiny': cannot be given: the file has no presets"),
         (["--optimizer.weight_decay", "0.3"], "optimizer.weight_decay = 0.3: "),
         (["--model.widht", "64"], "did you mean model.width?"),
         (["--jobs", "0"], "jobs"),

@@ -175,7 +175,8 @@ def _with_preset(data: Mapping[str, Any], preset: str | None) -> tuple[dict[str,
     if preset is None:
         return rest, {}
     if preset not in presets:
-        raise InputError("preset", preset, f"must be one of {', '.join(presets) or 'none: the file has no presets'}")
+        known = f"must be one of {', '.join(presets)}" if presets else "cannot be given: the file has no presets"
+        raise InputError("preset", preset, known)
     changes, arms = _flat(presets[preset]), rest.get("arms", {})
     arms = dict(arms) if isinstance(arms, dict) else {}
     own = {key: presets[preset][key] for key in presets[preset] if key in KEYS and key != "arms"}
