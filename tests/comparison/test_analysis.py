@@ -52,6 +52,14 @@ def test_pairs_are_those_of_seeds_that_both_arms_have(asked: Comparison) -> None
     assert [line.contrast.arm for line in analyse(asked, known).contrasts] == ["reverse"]
 
 
+def test_runs_that_diverged_are_left_out_and_said(asked: Comparison) -> None:
+    known = results(LOSSES)
+    known[RunKey("prism", 2)] = result("prism", 2, 0.0, scores={})
+    found = analyse(asked, known)
+    assert found.contrasts[0].difference.pairs == 3
+    assert "prism diverged with 1 of 4 seeds (2): what is said of it is of the others only." in found.notes
+
+
 def test_time_is_judged_with_and_without_compilation(asked: Comparison) -> None:
     known = results({"uniform": LOSSES["uniform"]}, training_seconds=10.0)
     for seed in range(4):

@@ -18,7 +18,7 @@ from meristem.comparison.planning import (
     measuring_keys,
     seed_key,
 )
-from meristem.errors import InputError
+from meristem.errors import InputError, RunError
 from meristem.plan import Plan
 from training.helpers import prepared
 
@@ -140,6 +140,27 @@ def test_the_best_rate_is_chosen_on_its_own_seeds_alone(tmp_path: Path, data: Pa
     with pytest.raises(Waiting):
         best_rate(found, "uniform", known)
     assert {key for key in known_keys(found, known) if key.seed < 8} == {RunKey("prism", s, 1e-3) for s in (0, 1)}
+
+
+def test_a_rate_at_which_a_run_diverged_is_not_chosen(tmp_path: Path, data: Path) -> None:
+    found = comparison(tmp_path, data, rates=[1e-3, 2e-3], rate_seeds=[8, 9])
+    known = {RunKey("prism", s, r): result("prism", s, 3.0 - 100 * r) for r in found.rates for s in (8, 9)}
+    assert best_rate(found, "prism", known) == 2e-3
+    known[RunKey("prism", 9, 2e-3)] = result("prism", 9, 0.0, scores={})
+    assert best_rate(found, "prism", known) == 1e-3
+    known[RunKey("prism", 8, 1e-3)] = result("prism", 8, 0.0, scores={})
+    with pytest.raises(RunError, match="prism: diverged at every rate of the list"):
+        best_rate(found, "prism", known)
+
+
+def test_nothing_takes_after_a_run_that_diverged(tmp_path: Path, data: Path) -> None:
+    arms = {**grown_arms(kind="flops", of="sgt"), "static": {"growth": {"policies": ["static_loops"],
+            "static_loops": {"like": "@sgt"}}}}  # fmt: skip
+    found = comparison(tmp_path, data, arms=arms, primary=["sgt", "plain"])
+    known = {RunKey("sgt", 0): result("sgt", 0, 3.0, scores={})}
+    for arm in ("plain", "static"):
+        with pytest.raises(RunError, match="diverged, so that no other arm"):
+            configuration(found, RunKey(arm, 0), known)
 
 
 def test_of_accuracies_the_highest_is_best(tmp_path: Path, data: Path) -> None:

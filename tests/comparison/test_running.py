@@ -127,6 +127,17 @@ def test_a_run_that_fails_says_why(tmp_path: Path, data: Path) -> None:
         run_comparison(asked(tmp_path / "files", data, arms=arms), tmp_path / "out", say=lambda text: None)
 
 
+def test_a_run_that_diverges_is_a_result_and_is_not_tried_again(tmp_path: Path, data: Path) -> None:
+    arms = {"wild": {"optimizer.weight_decay": 1e30}, "calm": {}}
+    changes = {"arms": arms, "primary": ["wild", "calm"]}
+    comparison = asked(tmp_path / "files", data, **changes)
+    found = run_comparison(comparison, tmp_path / "out", jobs=2, say=lambda text: None)
+    assert {key.arm: result.diverged for key, result in found.items()} == {"wild": True, "calm": False}
+    again: list[str] = []
+    assert run_comparison(comparison, tmp_path / "out", say=again.append) == found
+    assert again == [f"4 runs in {tmp_path / 'out'}; 4 done"]
+
+
 def test_a_stop_leaves_nothing_running_and_a_second_call_goes_on(tmp_path: Path, data: Path) -> None:
     """Ctrl-C while the first run is at work; the same command then makes the rest."""
     arms = {"a": {"model.schedule": "uniform"}, "b": {}}

@@ -91,7 +91,8 @@ def analyse(
     lines = _contrasts(comparison, runs)
     times = _times([line.contrast for line in lines], runs)
     notes = [
-        *_rate_notes(comparison, results), *_budget_notes(comparison, rows), *_look_notes(comparison, runs, shown),
+        *_divergence_notes(comparison, results), *_rate_notes(comparison, results),
+        *_budget_notes(comparison, rows), *_look_notes(comparison, runs, shown),
         *_power_notes(comparison, lines),
     ]  # fmt: skip
     if side_by_side > 1:
@@ -100,13 +101,13 @@ def analyse(
 
 
 def reported(comparison: Comparison, results: Results) -> dict[str, dict[int, Result]]:
-    """The runs that are reported, by arm and seed."""
+    """The runs that are reported, by arm and seed; not those that diverged."""
     runs: dict[str, dict[int, Result]] = {arm: {} for arm in comparison.arms}
     for arm in comparison.arms:
         for seed in comparison.seeds:
             with suppress(Waiting):
                 key = seed_key(comparison, arm, seed, results)
-                if key in results:
+                if key in results and not results[key].diverged:
                     runs[arm][seed] = results[key]
     return runs
 
@@ -177,6 +178,21 @@ def _times(contrasts: Sequence[Contrast], runs: Runs) -> list[TimeLine]:
 
 
 # --- notes -----------------------------------------------------------------------------------------------------------
+
+
+def _divergence_notes(comparison: Comparison, results: Results) -> list[str]:
+    """Arms of which runs are missing because they diverged."""
+    notes = []
+    for arm in comparison.arms:
+        lost = []
+        for seed in comparison.seeds:
+            with suppress(Waiting):
+                key = seed_key(comparison, arm, seed, results)
+                lost += [str(seed)] if key in results and results[key].diverged else []
+        if lost:
+            count = f"{len(lost)} of {counted(len(comparison.seeds), 'seed')}"
+            notes.append(f"{arm} diverged with {count} ({', '.join(lost)}): what is said of it is of the others only.")
+    return notes
 
 
 def _rate_notes(comparison: Comparison, results: Results) -> list[str]:

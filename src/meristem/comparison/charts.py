@@ -100,7 +100,8 @@ def curves(runs: Mapping[str, Mapping[int, Result]]) -> str:
         for line in lines:
             path = "M" + "L".join(map(at, line))
             parts.append(f'<path d="{path}" fill="none" stroke="{colour}" stroke-width="1" opacity="0.25"/>')
-        path = "M" + "L".join(map(at, mean_curve(lines)))
+        shared = mean_curve(lines)
+        path = "M" + "L".join(map(at, shared or lines[0]))
         parts.append(
             f'<path d="{path}" fill="none" stroke="{colour}" stroke-width="2"><title>{escape(arm)}</title></path>'
         )

@@ -30,6 +30,7 @@ h1 { font-size: 1.6rem; margin: 0 0 4px; } h2 { font-size: 1.15rem; margin: 36px
 .scroll { overflow-x: auto; } table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
 th, td { padding: 6px 10px; text-align: left; border-bottom: 1px solid var(--grid); vertical-align: top; }
 th { font-weight: 600; color: var(--muted); } td + td { white-space: nowrap; } td.text { white-space: normal; }
+td:first-child { min-width: 10.5em; }
 svg { width: 100%; height: auto; min-width: 640px; font-size: 13px; } text { fill: var(--ink); }
 .muted { fill: var(--muted); color: var(--muted); } .grid { stroke: var(--grid); }
 .zero { stroke: var(--muted); stroke-width: 1.5; } .margin { fill: var(--margin); }

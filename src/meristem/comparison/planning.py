@@ -16,7 +16,7 @@ from meristem.config import Config, build_config
 from meristem.config.growth import table_name
 from meristem.data import LabelledData, TokenData, open_data
 from meristem.devices import choose_device
-from meristem.errors import InputError
+from meristem.errors import InputError, RunError
 from meristem.plan import Plan
 from meristem.training.growth_from_config import starting_plan
 from meristem.training.tasks import initial_plan, make_task
@@ -80,10 +80,14 @@ def best_rate(comparison: Comparison, arm: str, results: Results) -> float:
     sign = 1 if comparison.lower_is_better else -1
 
     def score(rate: float) -> float:
-        keys = [RunKey(arm, seed, rate) for seed in comparison.rate_seeds]
-        return sign * statistics.fmean(_known(results, key).scores[comparison.measure] for key in keys)
+        runs = [_known(results, RunKey(arm, seed, rate)) for seed in comparison.rate_seeds]
+        scores = [math.inf if run.diverged else sign * run.scores[comparison.measure] for run in runs]
+        return statistics.fmean(scores)
 
-    return min(comparison.rates, key=score)
+    by_rate = {rate: score(rate) for rate in comparison.rates}
+    if min(by_rate.values()) == math.inf:
+        raise RunError(f"{arm}: diverged at every rate of the list")
+    return min(by_rate, key=by_rate.__getitem__)
 
 
 def seed_key(comparison: Comparison, arm: str, seed: int, results: Results) -> RunKey:
@@ -114,8 +118,6 @@ def configuration(comparison: Comparison, key: RunKey, results: Results) -> Conf
     def resolve(other: str, what: str) -> Any:
         return _beside(comparison, key, other, results).reference(what)
 
-    for other in comparison.references(key.arm) if key.measuring else ():
-        _known(results, seed_key(comparison, other, comparison.seeds[0], results))
     values = arm_values(comparison, key.arm, resolve)
     values |= {"train.seed": key.seed, "data.seed": key.seed, "checkpoint.keep": 1}
     if key.rate is not None:
@@ -165,6 +167,8 @@ def _matched(comparison: Comparison, key: RunKey, config: Config, results: Resul
             return config
         return _long(config, math.ceil(budget.amount / _task(config).tokens_per_step))
     of = None if budget.of is None else _beside(comparison, key, budget.of, results)
+    if of is not None and of.diverged:
+        raise RunError(f"{of.folder}: diverged, so that no other arm can be matched to it")
     if budget.kind == "parameters":
         return _sized(config, budget.amount if of is None else of.parameters)
     measured = results.get(RunKey(key.arm, comparison.measuring_seed, measuring=True))

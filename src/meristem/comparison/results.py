@@ -30,7 +30,7 @@ class Result:
     seed: int
     rate: float
     folder: str
-    scores: dict[str, float]  # held_out_loss and what else was measured at the end
+    scores: dict[str, float]  # held_out_loss and what else was measured at the end; none of a run that diverged
     steps: int
     tokens: int
     flops: int
@@ -51,6 +51,10 @@ class Result:
     seconds: Curve  # of training until a step, where it was logged
 
     @property
+    def diverged(self) -> bool:
+        return not self.scores
+
+    @property
     def tokens_per_second(self) -> float:
         return self.tokens / self.training_seconds if self.training_seconds else 0.0
 
@@ -62,6 +66,8 @@ class Result:
 
     def reference(self, what: str) -> Any:
         """What another arm takes after: one of the words of `file.REFERENCES`."""
+        if self.diverged:
+            raise RunError(f"{self.folder}: diverged, so that no other arm can take after it")
         if what == "run":
             return self.folder
         if what == "plan":
@@ -93,13 +99,21 @@ def is_finished(folder: RunFolder) -> bool:
     return any(entry.get("event") == "finished" and entry["step"] == steps for entry in folder.read(folder.events))
 
 
+def has_diverged(folder: RunFolder) -> bool:
+    """Whether a run was given up: its last updates, as many as it may have in a row, were all skipped."""
+    ends = [entry.get("event") == "skipped" for entry in folder.read(folder.events)]
+    most = folder.config.train.max_skipped
+    return len(ends) >= most and all(ends[-most:])
+
+
 def read_result(arm: str, seed: int, folder: RunFolder) -> Result:
-    """The result of a run that has come to its end."""
+    """The result of a run that has come to its end, or has diverged."""
     config = folder.config
     entries = sound_metrics(folder.read(folder.metrics), config.train.steps)
     steps = [entry for entry in entries if entry.get("loss") is not None]
     measured = [entry for entry in entries if entry.get("held_out_loss") is not None]
-    if not steps or not measured or measured[-1]["step"] != config.train.steps:
+    diverged = has_diverged(folder)
+    if not diverged and (not steps or not measured or measured[-1]["step"] != config.train.steps):
         raise RunError(f"{folder.path}: has no held-out loss of its end, so there is nothing to compare it by")
     state = folder.newest_state or {}
     plan = folder.newest_plan
@@ -107,15 +121,16 @@ def read_result(arm: str, seed: int, folder: RunFolder) -> Result:
     births = [event for event in events if isinstance(event, GrowthEvent) and event.action == "birth"]
     started = [entry for entry in folder.read(folder.events) if entry.get("event") in ("start", "resume")]
     spent = TimeSpent(state.get("seconds")).columns
+    last = steps[-1] if steps else {"step": 0, "tokens": 0, "flops": 0}
     thin = max(1, len(steps) // POINTS)
     return Result(
         arm=arm, seed=seed, rate=config.optimizer.rate, folder=str(folder.path.resolve()),
-        scores={name: value for name, value in measured[-1].items() if name != "step" and value is not None},
-        steps=config.train.steps, tokens=steps[-1]["tokens"], flops=steps[-1]["flops"], parameters=plan.parameters,
+        scores={} if diverged else {k: value for k, value in measured[-1].items() if k != "step" and value is not None},
+        steps=last["step"], tokens=last["tokens"], flops=last["flops"], parameters=plan.parameters,
         structure=describe_structure(plan), heads=list(plan.heads), heads_at_start=list(folder.plan.heads), **spent,
-        peak_memory=steps[-1].get("peak_memory"), device=started[-1].get("device", "") if started else "",
+        peak_memory=last.get("peak_memory"), device=started[-1].get("device", "") if started else "",
         births=[(event.step, event.layer or 0) for event in births], plan=plan.to_dict(),
-        loss=[(entry["step"], entry["loss"]) for entry in [*steps[:-1:thin], steps[-1]]],
+        loss=[(entry["step"], entry["loss"]) for entry in [*steps[:-1:thin], *steps[-1:]]],
         held_out=[(entry["step"], entry["held_out_loss"]) for entry in measured],
         seconds=[(e["step"], e["training_seconds"]) for e in steps if e.get("training_seconds") is not None],
     )  # fmt: skip

@@ -27,9 +27,9 @@ from meristem.comparison.planning import (
     known_keys,
     measuring_keys,
 )
-from meristem.comparison.results import Result, is_finished, read_result
+from meristem.comparison.results import Result, has_diverged, is_finished, read_result
 from meristem.config import Config, check_resumable
-from meristem.errors import InputError, RunError
+from meristem.errors import InputError, Remedy, RunError
 from meristem.files import absolute, write_atomically
 from meristem.runs.run_folder import RunFolder
 from meristem.wording import counted, describe_time
@@ -78,11 +78,11 @@ def _finished(key: RunKey, out: Path, config: Config) -> Result | None:
         check_resumable(folder.config, config)
     except InputError as error:
         began = folder.config[error.field]
-        expected = f"{folder.path} was trained with {began!r}; remove it, or name another --out"
-        raise InputError(error.field, error.value, expected) from None
+        expected = f"{folder.path} was trained with {began!r}; remove it, or compare in another folder"
+        raise InputError(error.field, error.value, expected, Remedy(("out=FOLDER",))) from None
     if folder.data_digest != data_digest(config):
         raise InputError("data.path", config.data.path, f"is not the data that {folder.path} was trained on")
-    return read_result(key.arm, key.seed, folder) if is_finished(folder) else None
+    return read_result(key.arm, key.seed, folder) if is_finished(folder) or has_diverged(folder) else None
 
 
 def run_comparison(comparison: Comparison, out: Path, *, jobs: int = 1, say: Say = print) -> dict[RunKey, Result]:
@@ -97,21 +97,25 @@ def run_comparison(comparison: Comparison, out: Path, *, jobs: int = 1, say: Say
     begun, made = time.monotonic(), 0
     with _stoppable():
         try:
+            changed = True
             while len(results) < total:
-                for key in _next(comparison, results, running, alone, jobs):
+                for key in _next(comparison, results, running, alone, jobs) if changed else ():
                     config = configuration(comparison, key, results)
                     if (known := _finished(key, out, config)) is not None:  # it had waited for what it takes after
                         results[key] = known
                     else:
                         running.append(_launched(key, config, out, jobs, say))
-                time.sleep(PAUSE)
-                for run in [run for run in running if run.process.poll() is not None]:
+                ended = [run for run in running if run.process.poll() is not None]
+                changed = bool(ended) or not running
+                if not changed:
+                    time.sleep(PAUSE)
+                for run in ended:
                     running.remove(run)
                     results[run.key] = _ended(run, out)
                     made += 1
                     left = (time.monotonic() - begun) / made * (total - len(results))
                     score = results[run.key].scores.get(comparison.measure)
-                    shown = "" if score is None else f": {comparison.measure} {score:.4f}"
+                    shown = ": diverged" if score is None else f": {comparison.measure} {score:.4f}"
                     took = describe_time(time.monotonic() - run.begun)
                     ahead = f", about {describe_time(left)} left" if len(results) < total else ""
                     say(f"[{len(results)}/{total}] {run.key}{shown}, {took}{ahead}")
@@ -129,18 +133,14 @@ def _next(
     if busy & alone:
         return []
     found: list[RunKey] = []
-    for key in known_keys(comparison, results):
-        if key in results or key in busy:
-            continue
-        if key in alone and (busy or found):
-            continue
+    for key in (key for key in known_keys(comparison, results) if key not in results and key not in busy):
         if len(busy) + len(found) >= jobs:
             break
         with suppress(Waiting):
             configuration(comparison, key, results)
+            if key in alone:  # it comes first, as soon as nothing else is at work
+                return [] if busy else [key]
             found.append(key)
-            if key in alone:
-                break
     if not found and not running:
         raise RunError("no run can begin, though not all are done: this is a fault of Meristem")
     return found
@@ -178,9 +178,10 @@ def _cores() -> int:
 
 def _ended(run: Running, out: Path) -> Result:
     """The result of a run whose process has ended, or an error with what it said last."""
-    folder = out / run.key.path
-    if run.process.returncode == 0 and is_finished(RunFolder.open(folder)):
-        return read_result(run.key.arm, run.key.seed, RunFolder.open(folder))
+    if (out / run.key.path / "config.toml").is_file():
+        folder = RunFolder.open(out / run.key.path)
+        if is_finished(folder) or has_diverged(folder):
+            return read_result(run.key.arm, run.key.seed, folder)
     lines = run.log.read_text(encoding="utf-8", errors="replace").split("\n")
     said = next((line for line in reversed(lines) if line.strip()), "it said nothing")
     raise RunError(f"{run.key}: stopped with status {run.process.returncode} ({said}); see {run.log}")
