@@ -188,7 +188,8 @@ def test_names_cannot_break_the_page(tmp_path: Path) -> None:
 def test_a_forest_shows_intervals_where_they_are(asked: Comparison) -> None:
     picture = ElementTree.fromstring(forest(analyse(asked, results(LOSSES)), asked.margin))
     lines = [e for e in picture.iter() if e.get("class") == "interval"]
-    circles = [e for e in picture.iter() if e.tag.endswith("circle")]
+    circles = [e for e in picture.iter() if e.get("class") == "mean"]
+    assert len([e for e in picture.iter() if e.get("class") == "seed"]) == 8
     for line, circle in zip(lines, circles, strict=True):
         middle = (float(line.attrib["x1"]) + float(line.attrib["x2"])) / 2
         assert float(circle.attrib["cx"]) == pytest.approx(middle, abs=0.2)

@@ -56,6 +56,7 @@ class ContrastLine:
     verdict: Verdict
     detectable: float  # with 80 % chance
     needed: int | None  # seeds to show a difference as large as the one that was measured
+    by_seed: dict[int, float]  # the single differences
 
 
 @dataclass(frozen=True)
@@ -149,6 +150,8 @@ def _contrasts(comparison: Comparison, runs: Runs) -> list[ContrastLine]:
                     contrast, contrast in comparison.primary, difference, verdict,
                     detectable_difference(difference.deviation, difference.pairs),
                     seeds_needed(difference.mean, difference.deviation) if difference.mean else None,
+                    {arm.seed: arm.scores[comparison.measure] - baseline.scores[comparison.measure]
+                     for arm, baseline in _pairs(runs, contrast)},
                 )
             )  # fmt: skip
     return lines

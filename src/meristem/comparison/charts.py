@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from html import escape
 
 from meristem.comparison.analysis import Analysis
@@ -28,12 +28,12 @@ def ticks(low: float, high: float, count: int = 6) -> list[float]:
 
 
 def forest(analysis: Analysis, margin: float | None) -> str:
-    """Paired differences with their intervals, a row for each contrast; the margin is shaded."""
+    """Paired differences with their intervals, a row for each contrast, and a dot a seed; the margin is shaded."""
     lines = analysis.contrasts
     if not lines:
         return ""
     left, right, row, top = 250, 250, 34, 12
-    ends = [edge for line in lines for edge in (line.difference.low, line.difference.high)] + [0.0]
+    ends = [e for line in lines for e in (line.difference.low, line.difference.high, *line.by_seed.values())] + [0.0]
     ends += [] if margin is None else [-margin, margin]
     low, high = min(ends), max(ends)
     space = 0.05 * (high - low or 1.0)
@@ -62,10 +62,20 @@ def forest(analysis: Analysis, margin: float | None) -> str:
             f'<text x="{left - 14}" y="{y + 4:.1f}" text-anchor="end"{weight}>{escape(name(line.contrast))}</text>'
             f'<g class="{kind}"><title>{escape(name(line.contrast))}: {interval(difference)}</title>'
             f'<line class="interval" x1="{x(difference.low):.1f}" x2="{x(difference.high):.1f}" y1="{y}" y2="{y}"/>'
-            f'<circle cx="{x(difference.mean):.1f}" cy="{y}" r="{6 if line.primary else 5}"/></g>'
+            f"{_dots(line.by_seed, x, y)}"
+            f'<circle class="mean" cx="{x(difference.mean):.1f}" cy="{y}" r="{6 if line.primary else 5}"/></g>'
             f'<text class="{kind}-text" x="{WIDTH - right + 14}" y="{y + 4:.1f}">{escape(word(line.verdict))}</text>'
         )
     return _svg(height, parts, "Paired differences with 95 % intervals")
+
+
+def _dots(by_seed: Mapping[int, float], x: Callable[[float], float], y: float) -> str:
+    """A small dot for the difference of every seed."""
+    return "".join(
+        f'<circle class="seed" cx="{x(value):.1f}" cy="{y + 9:.1f}" r="2">'
+        f"<title>seed {seed}: {value:+.4f}</title></circle>"
+        for seed, value in by_seed.items()
+    )
 
 
 def curves(runs: Mapping[str, Mapping[int, Result]]) -> str:

@@ -35,6 +35,7 @@ svg { width: 100%; height: auto; min-width: 640px; font-size: 13px; } text { fil
 .muted { fill: var(--muted); color: var(--muted); } .grid { stroke: var(--grid); }
 .zero { stroke: var(--muted); stroke-width: 1.5; } .margin { fill: var(--margin); }
 .interval { stroke-width: 2.5; stroke: currentColor; } g circle { fill: currentColor; }
+.seed { opacity: 0.55; }
 g.better { color: var(--better); } g.worse { color: var(--worse); } g.open { color: var(--open); }
 .better-text { fill: var(--better); } .worse-text { fill: var(--worse); } .open-text { fill: var(--muted); }
 .legend { display: flex; flex-wrap: wrap; gap: 4px 18px; margin: 0 0 6px; }
@@ -82,7 +83,10 @@ def _lead(comparison: Comparison, analysis: Analysis) -> str:
 def _sign(comparison: Comparison) -> str:
     side = "Left" if comparison.lower_is_better else "Right"
     shaded = "" if comparison.margin is None else "; the margin of equality is shaded"
-    return f'<p class="muted">{side} of zero the first arm is better{shaded}. The primary contrast is in bold.</p>'
+    words = (
+        f"{side} of zero the first arm is better{shaded}. Small dots are single seeds; the primary contrast is bold."
+    )
+    return f'<p class="muted">{words}</p>'
 
 
 def _notes(analysis: Analysis) -> str:

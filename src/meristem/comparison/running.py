@@ -94,35 +94,41 @@ def run_comparison(comparison: Comparison, out: Path, *, jobs: int = 1, say: Say
     say(f"{counted(total, 'run')} in {out}; {there} done")
     alone = set(measuring_keys(comparison))
     running: list[Running] = []
-    begun, made = time.monotonic(), 0
+    begun, made, changed = time.monotonic(), 0, True
     with _stoppable():
         try:
-            changed = True
             while len(results) < total:
+                before = len(results)
                 for key in _next(comparison, results, running, alone, jobs) if changed else ():
                     config = configuration(comparison, key, results)
                     if (known := _finished(key, out, config)) is not None:  # it had waited for what it takes after
                         results[key] = known
                     else:
                         running.append(_launched(key, config, out, jobs, say))
-                ended = [run for run in running if run.process.poll() is not None]
-                changed = bool(ended) or not running
-                if not changed:
-                    time.sleep(PAUSE)
-                for run in ended:
+                for run in [run for run in running if run.process.poll() is not None]:
                     running.remove(run)
                     results[run.key] = _ended(run, out)
                     made += 1
                     left = (time.monotonic() - begun) / made * (total - len(results))
-                    score = results[run.key].scores.get(comparison.measure)
-                    shown = ": diverged" if score is None else f": {comparison.measure} {score:.4f}"
-                    took = describe_time(time.monotonic() - run.begun)
-                    ahead = f", about {describe_time(left)} left" if len(results) < total else ""
-                    say(f"[{len(results)}/{total}] {run.key}{shown}, {took}{ahead}")
+                    say(_progress(comparison, run, results, total, left))
+                changed = len(results) > before
+                if not changed:
+                    time.sleep(PAUSE)
         except BaseException:
             _stop(running, say)
             raise
     return results
+
+
+def _progress(
+    comparison: Comparison, run: Running, results: dict[RunKey, Result], total: int, seconds_left: float
+) -> str:
+    """A line for a run that has ended."""
+    score = results[run.key].scores.get(comparison.measure)
+    shown = "diverged" if score is None else f"{comparison.measure} {score:.4f}"
+    took = describe_time(time.monotonic() - run.begun)
+    ahead = f", about {describe_time(seconds_left)} left" if len(results) < total else ""
+    return f"[{len(results)}/{total}] {run.key}: {shown}, {took}{ahead}"
 
 
 def _next(
