@@ -83,9 +83,7 @@ def _lead(comparison: Comparison, analysis: Analysis) -> str:
 def _sign(comparison: Comparison) -> str:
     side = "Left" if comparison.lower_is_better else "Right"
     shaded = "" if comparison.margin is None else "; the margin of equality is shaded"
-    words = (
-        f"{side} of zero the first arm is better{shaded}. Small dots are single seeds; the primary contrast is bold."
-    )
+    words = f"{side} of zero the first arm is better{shaded}. Small dots are seeds; the primary contrast is bold."
     return f'<p class="muted">{words}</p>'
 
 

@@ -205,7 +205,8 @@ class Trainer:
                 check_integer(name, state[name], 0)
             self.progress = Progress(
                 checkpoint.step, state["skipped"], state["skipped_in_a_row"], _last_measured(self.folder),
-                state.get("flops", checkpoint.step * step_flops), checkpoint.step, state.get("seconds", {}),
+                state.get("flops", checkpoint.step * step_flops), checkpoint.step,
+                {part: float(seconds) for part, seconds in state.get("seconds", {}).items()},
             )  # fmt: skip
             if self.grower is not None:
                 check_alike("growth", state["growth"], _known_state(self.grower))
