@@ -33,6 +33,7 @@ def test_every_arm_is_compared_with_the_baseline_of_the_primary_contrast(tmp_pat
         ({"seeds": [0, -1]}, "seeds", "from 0 on"),
         ({"arms": {}}, "arms", "tables"),
         ({"arms": {"a/b": {}}}, "arms", "a name of letters"),
+        ({"arms": {"a b": {}, "a-b": {}}, "primary": ["a b", "a-b"]}, "arms", "must differ from 'a b'"),
         ({"primary": ["prism"]}, "primary", "two different arms"),
         ({"primary": ["prism", "prism"]}, "primary", "two different arms"),
         ({"primary": ["prism", "unifrm"]}, "primary", "one of the arms uniform, prism"),

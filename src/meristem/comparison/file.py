@@ -163,6 +163,11 @@ def arm_values(comparison: Comparison, arm: str, resolve: Callable[[str, str], A
     return {key: value for key, value in values.items() if key.count(".") == 1 or key.split(".")[1] in tables}
 
 
+def folder_name(arm: str) -> str:
+    """What the folder of an arm is called."""
+    return re.sub(r"[^\w=.+-]+", "-", arm.replace("@", "at"))
+
+
 # --- parts of the file -----------------------------------------------------------------------------------------------
 
 
@@ -310,6 +315,11 @@ def _check(comparison: Comparison) -> None:
     if shared := sorted({*comparison.seeds} & {*comparison.rate_seeds}):
         expected = f"must share no seed with seeds ({shared[0]}): a rate chosen on the reported seeds looks too good"
         raise InputError("rate_seeds", list(comparison.rate_seeds), expected)
+    folders: dict[str, str] = {}
+    for name in comparison.arms:
+        other = folders.setdefault(folder_name(name), name)
+        if other != name:
+            raise InputError("arms", name, f"must differ from {other!r} by more than spaces and signs")
     for arm in comparison.arms.values():
         for key, value in arm.changes.items():
             _check_reference(comparison, arm.name, key, value)

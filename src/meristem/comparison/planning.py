@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from meristem.comparison.file import Comparison, arm_values
+from meristem.comparison.file import Comparison, arm_values, folder_name
 from meristem.comparison.results import Result
 from meristem.config import Config, build_config
 from meristem.config.growth import table_name
@@ -41,7 +41,7 @@ class RunKey:
     @property
     def path(self) -> Path:
         """Where its folder lies below that of the comparison."""
-        arm = self.arm.replace(" ", "-").replace("@", "at").replace(",", "")
+        arm = folder_name(self.arm)
         rate = Path() if self.rate is None else Path(f"rate-{self.rate:g}")
         return Path("measure") / arm if self.measuring else Path("runs") / arm / rate / f"seed-{self.seed}"
 
