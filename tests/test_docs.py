@@ -83,12 +83,10 @@ def test_the_comparison_of_the_guide_can_be_run() -> None:
         assert [contrast.arm for contrast in (*found.primary, *found.secondary)] == ["prism", "prism"]
     budgets = re.findall(r"^\| `(\{.*?\})` \|", section, re.MULTILINE)
     assert len(budgets) == 5
-    arms = {"sgt": {}, "plain": {}}
+    rest = 'config = "../demo.toml"\nseeds = [0, 1]\nprimary = ["sgt", "plain"]\n[arms.sgt]\n[arms.plain]'
     for budget in budgets:
-        tables = tomllib.loads(
-            f'config = "../demo.toml"\nseeds = [0, 1]\nbudget = {budget}\nprimary = ["sgt", "plain"]'
-        )
-        read_comparison({**tables, "arms": arms}, ROOT / "configs/compare/guide.toml")
+        tables = tomllib.loads(f"budget = {budget}\n{rest}")
+        read_comparison(tables, ROOT / "configs/compare/guide.toml")
     named = re.findall(r'"@\w+(?:\.(\w+))?"', section)
     assert {name or "run" for name in named} == set(REFERENCES)
 

@@ -228,7 +228,8 @@ def _budget_notes(comparison: Comparison, rows: Sequence[ArmRow]) -> list[str]:
     for arm, budget in kinds.items():
         row = by_name[arm]
         if comparison.arms[arm].budget is not None:
-            whose = f"those of {budget.of}" if budget.of else "its own amount"
+            own = "those of the configuration" if budget.amount is None else f"{budget.amount:g}"
+            whose = f"those of {budget.of}" if budget.of else own
             notes.append(f"{arm} has its own budget: {names[budget.kind]}, {whose}.")
         wanted = budget.amount
         if budget.of in by_name and budget.of is not None and budget.kind in ("flops", "parameters"):
