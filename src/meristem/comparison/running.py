@@ -162,9 +162,8 @@ def _launched(key: RunKey, config: Config, out: Path, jobs: int, say: Say) -> Ru
     write_atomically(file, config.to_toml())
     side_by_side = 1 if key.measuring else jobs
     threads = max(1, _cores() // side_by_side)
-    environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
-    if jobs > 1:  # threads that wait without spinning: others have work to do
-        environment["OMP_WAIT_POLICY"] = "PASSIVE"
+    # Threads that wait without spinning: on a busy machine the default is ten times slower.
+    environment = {"OMP_WAIT_POLICY": "PASSIVE", **os.environ, "OMP_NUM_THREADS": str(threads)}
     command = [sys.executable, "-m", "meristem", "train", str(file), "--out", str(folder), "--continue"]
     if _is_begun(out, key):
         say(f"going on with {key}")
