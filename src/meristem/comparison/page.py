@@ -27,7 +27,8 @@ body { margin: 0 auto; max-width: 1040px; padding: 24px 16px 64px; background: v
 h1 { font-size: 1.6rem; margin: 0 0 4px; } h2 { font-size: 1.15rem; margin: 36px 0 10px; }
 .lead { font-size: 1.1rem; padding: 14px 16px; border-left: 4px solid var(--open); background: var(--panel); }
 .lead.better { border-color: var(--better); } .lead.worse { border-color: var(--worse); }
-.scroll { overflow-x: auto; } table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
+.scroll { overflow-x: auto; }
+table { border-collapse: collapse; width: 100%; min-width: 860px; font-variant-numeric: tabular-nums; }
 th, td { padding: 6px 10px; text-align: left; border-bottom: 1px solid var(--grid); vertical-align: top; }
 th { font-weight: 600; color: var(--muted); } td + td { white-space: nowrap; } td.text { white-space: normal; }
 td:first-child { min-width: 10.5em; }
