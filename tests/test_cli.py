@@ -57,10 +57,11 @@ sys.argv = ["meristem", "--help"]
 try:
     main()
 finally:
-    print([name for name in ("torch", "numpy", "safetensors", "tokenizers", "transformers") if name in sys.modules])
+    heavy = ("torch", "numpy", "scipy", "safetensors", "tokenizers", "transformers")
+    print([name for name in heavy if name in sys.modules])
 """
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    for verb in ("plan", "data", "train", "resume", "eval", "generate", "bench"):
+    for verb in ("plan", "data", "train", "resume", "eval", "compare", "generate", "bench"):
         assert f" {verb} " in result.stdout
     assert result.stdout.splitlines()[-1] == "[]"
 
@@ -603,14 +604,14 @@ def test_errors_name_the_flags_that_mend_them(place: Path, call: Call, tmp_path:
 
 
 def test_flags_are_named_by_the_command_line_only() -> None:
-    """Except where overrides are read, the time of `--help` is measured, and a page says how to repeat a run.
+    """Except where it is called itself, its overrides are read, or a page says how to repeat a run.
 
     Docstrings are for programmers.
     """
     source = Path(meristem.__file__).parent
     found = []
     for path in source.rglob("*.py"):
-        if path.parent.name == "cli" or path.name in ("reading.py", "start.py", "repeat.py"):
+        if path.parent.name == "cli" or path.name in ("reading.py", "start.py", "running.py", "repeat.py"):
             continue
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             text = node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""

@@ -14,6 +14,7 @@ import meristem
 import meristem.gauges
 import meristem.growth
 from meristem.cli import main
+from meristem.comparison.file import REFERENCES, read_comparison
 from meristem.config import all_settings, load_config
 from meristem.plan import Plan
 
@@ -72,6 +73,22 @@ def test_what_a_policy_of_ones_own_needs_is_where_the_guide_says() -> None:
         assert hasattr(meristem.Policy, name) or name in meristem.Decision.__dataclass_fields__
     assert {"newborn_head", "Moves"} <= set(meristem.growth.__all__)
     assert "Instrument" in meristem.gauges.__all__
+
+
+def test_the_comparison_of_the_guide_can_be_run() -> None:
+    section = (ROOT / "docs/guide.md").read_text().partition("## Comparisons\n")[2].partition("\n## ")[0]
+    (file,) = re.findall(r"```toml\n(.*?)```", section, re.DOTALL)
+    for preset in (None, "tiny"):
+        found = read_comparison(tomllib.loads(file), ROOT / "configs/compare/guide.toml", preset)
+        assert [contrast.arm for contrast in (*found.primary, *found.secondary)] == ["prism", "prism"]
+    budgets = re.findall(r"^\| `(\{.*?\})` \|", section, re.MULTILINE)
+    assert len(budgets) == 5
+    rest = 'config = "../demo.toml"\nseeds = [0, 1]\nprimary = ["sgt", "plain"]\n[arms.sgt]\n[arms.plain]'
+    for budget in budgets:
+        tables = tomllib.loads(f"budget = {budget}\n{rest}")
+        read_comparison(tables, ROOT / "configs/compare/guide.toml")
+    named = re.findall(r'"@\w+(?:\.(\w+))?"', section)
+    assert {name or "run" for name in named} == set(REFERENCES)
 
 
 GUIDE_PLANS = re.findall(r"^    meristem (plan .*?)(?:  +#.*)?$", (ROOT / "docs/guide.md").read_text(), re.MULTILINE)

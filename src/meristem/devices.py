@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
+import sys
 from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
@@ -74,6 +75,14 @@ def memory_of(device: torch.device) -> int:
         soft, _ = resource.getrlimit(resource.RLIMIT_AS)
         limits += [] if soft == resource.RLIM_INFINITY else [soft]
     return min(limits, default=LARGEST_COUNT)
+
+
+def peak_memory(device: torch.device) -> int | None:
+    """The most bytes that this process has held at a time: of tensors on a GPU, else of all; None if not known."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    unit = 1 if sys.platform == "darwin" else 1024
+    return None if resource is None else unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def compute_dtype(device: torch.device) -> torch.dtype:

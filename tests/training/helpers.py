@@ -50,7 +50,10 @@ EAGER_PRUNING: dict[str, Any] = {
     "growth__prune__patience": 1, "growth__prune__redundant": 1.0, "growth__prune__tolerance": 1.0,
     "growth__prune__sequences": 32,
 }  # fmt: skip
-TIMING = ("tokens_per_second", "mfu")
+TIMING = (
+    "tokens_per_second", "mfu", "training_seconds", "compilation_seconds", "evaluation_seconds", "saving_seconds",
+    "peak_memory",
+)  # fmt: skip
 
 
 def write_texts(folder: Path, count: int = 80) -> Path:
@@ -124,9 +127,9 @@ def metrics(run: RunFolder) -> list[dict[str, Any]]:
 
 
 def final_state(run: RunFolder) -> dict[str, Any]:
-    """The JSON state of the newest checkpoint, without the hashes of logs, which have clock times in them."""
+    """The JSON state of the newest checkpoint, without clock times, and the hashes of logs, which have them."""
     state = load_checkpoint(list_checkpoints(run.checkpoints)[-1]).state
-    return {name: value for name, value in state.items() if name != "logs"}
+    return {name: value for name, value in state.items() if name not in ("logs", "seconds")}
 
 
 def saves(run: RunFolder) -> list[dict[str, Any]]:

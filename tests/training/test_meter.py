@@ -13,7 +13,7 @@ from meristem.runs.checkpoint import Snapshot, snapshot
 from meristem.runs.run_folder import RunFolder
 from meristem.training import loop, tasks
 from meristem.training.held_out import held_out_loss
-from meristem.training.meter import Clock, PendingReadings, StepReading
+from meristem.training.meter import Clock, PendingReadings, StepReading, TimeSpent
 from meristem.training.optimizer import guarded_update
 
 from .helpers import trained
@@ -88,6 +88,32 @@ def test_tokens_per_second_are_those_of_the_steps_alone(
     assert len(rates) == 12
     assert rates[0] is None
     assert rates[2:] == [pytest.approx(4 * 32 / 2.0)] * 10
+    last = [entry for entry in run.read(run.metrics) if "loss" in entry][-1]  # before the last evaluation and save
+    spent = {name: last[f"{name}_seconds"] for name in ("training", "compilation", "evaluation", "saving")}
+    assert spent == pytest.approx({"training": 24.0, "compilation": 98.0, "evaluation": 2000.0, "saving": 5000.0})
+    assert last["peak_memory"] > 2**20
+
+
+def test_time_spent_goes_on_after_a_stop_and_compiles_anew_after_a_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = FakeTime(monkeypatch)
+
+    def updates(spent: TimeSpent, *seconds: float) -> None:
+        for each in seconds:
+            fake.now += each
+            spent.lap("update")
+
+    spent = TimeSpent()
+    updates(spent, 9.0, 1.0, 1.0, 1.0)
+    fake.now += 0.5
+    spent.lap("growth")
+    spent.restructured()
+    updates(spent, 4.0, 1.0, 1.0)
+    assert spent.columns["training_seconds"] == pytest.approx(7.5)
+    assert spent.columns["compilation_seconds"] == pytest.approx(8.0 + 3.0)
+    later = TimeSpent(spent.parts)
+    updates(later, 6.0, 1.0, 1.0)
+    assert later.columns["training_seconds"] == pytest.approx(10.5)
+    assert later.columns["compilation_seconds"] == pytest.approx(8.0 + 3.0 + 5.0)
 
 
 def test_metrics_hold_finite_numbers(whole: RunFolder) -> None:

@@ -52,7 +52,7 @@ from meristem.training.distributed import Processes, processes
 from meristem.training.going_on import binding, check_bound, go_back, load_agreed, restore_logs
 from meristem.training.gradients import Gradients
 from meristem.training.growth_from_config import make_grower, starting_plan
-from meristem.training.meter import Clock, PendingReadings, StepReading
+from meristem.training.meter import Clock, PendingReadings, StepReading, TimeSpent
 from meristem.training.optimizer import guarded_update, learning_rate, make_optimizer
 from meristem.training.recorder import Progress, Recorder, due
 from meristem.training.sharding import Sharded
@@ -191,6 +191,7 @@ class Trainer:
             wrapped, device=device, compile=config.train.compile, recompute=config.train.recompute
         )
         self.readings, self.clock = PendingReadings(), Clock()
+        self.spent = TimeSpent(self.progress.seconds)
         self.saver = Saver(folder.checkpoints, config.checkpoint.keep)
         self.tokens = self.targets = torch.empty(0)  # of the last update, (micro-batches, b, ...)
 
@@ -206,6 +207,7 @@ class Trainer:
             self.progress = Progress(
                 checkpoint.step, state["skipped"], state["skipped_in_a_row"], _last_measured(self.folder),
                 state.get("flops", checkpoint.step * step_flops), checkpoint.step,
+                {part: float(seconds) for part, seconds in state.get("seconds", {}).items()},
             )  # fmt: skip
             if self.grower is not None:
                 check_alike("growth", state["growth"], _known_state(self.grower))
@@ -254,10 +256,13 @@ class Trainer:
             while progress.step < steps and not stopping:
                 reading = self.update(stop.asked)
                 stopping = self.settle(reading, record)
+                self.spent.lap("update")
                 stopping = self.grow(record) or stopping
+                self.spent.lap("growth")
                 stopping = stopping or (stop.asked and self.peers.world == 1)  # alone there is nobody to agree with
                 stopping = self.evaluate_and_save(stopping, record)
                 self.note_saved(record)
+                self.spent.lap("saving")
             refused = self.note_saved(record, wait=True)
             if from_first_rank(refused and progress.step == steps):  # all wait here until the last checkpoint is whole
                 raise Diverged(steps, steps)
@@ -306,7 +311,7 @@ class Trainer:
         if reading is None:
             return False
         self.progress.count(reading)
-        record.step(reading, self.progress, self.clock)
+        record.step(reading, self.progress, self.clock, self.spent)
         if self.progress.skipped_in_a_row >= self.config.train.max_skipped:
             raise Diverged(self.progress.streak, reading.step)
         if not reading.skipped:
@@ -322,9 +327,11 @@ class Trainer:
             growth = self.grower.step(self.tokens.flatten(0, 1), self.targets.flatten(0, 1), self.fresh)
         stopping = False
         if growth.changed or growth.events:
+            self.spent.lap("growth")
             stopping = self.settle(self.readings.flush(), record)
             self.clock.pause()
         if growth.changed:
+            self.spent.restructured()
             self.gradients.restructured(self.rewrapped() if growth.exchanged else None)
             record.restructured(step, self.plan)
         for event in growth.events:
@@ -348,9 +355,12 @@ class Trainer:
         saves = due(step, steps, config.checkpoint.every) or self.overdue
         if not (evaluates or saves or stopping):
             return False
-        stopping = self.settle(self.readings.flush(), record) or stopping
+        last = self.readings.flush()
+        self.spent.wait()
+        stopping = self.settle(last, record) or stopping
         if evaluates:
             found = self.measure()
+            self.spent.lap("evaluation")
             if self.peers.first:
                 self.progress.measured = found
                 record.measured(step, found)
@@ -390,7 +400,7 @@ class Trainer:
             growth=None if self.grower is None else self.grower.tensors(), logs=self.folder.logs,
             state={
                 "plan": self.plan.to_dict(), "skipped": progress.skipped, "flops": record.flops(progress.step),
-                "growth": None if self.grower is None else self.grower.state_dict(),
+                "seconds": dict(self.spent.parts), "growth": None if self.grower is None else self.grower.state_dict(),
                 "skipped_in_a_row": progress.skipped_in_a_row, "good": good, "rewinds": len(self.rewinds),
                 "logs": record.positions(), **self.bound,
                 "processes": self.peers.world, "seeds": {"weights": config.train.seed, "data": config.data.seed},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -77,3 +78,51 @@ class Clock:
     @property
     def seconds_per_step(self) -> float | None:
         return sum(self._seconds) / len(self._seconds) if self._seconds else None
+
+
+class TimeSpent:
+    """Where the seconds of a run went: to training (steps, gauges, edits), compilation, evaluation and saving.
+
+    Kernels are compiled and graphs recorded in the first updates of a model, and in those after a change of its
+    structure. These are added up apart, and what they took longer than as many other updates is called compilation.
+    """
+
+    FIRST = 2  # updates: one that compiles, and one that is recorded
+
+    def __init__(self, before: Mapping[str, float] | None = None) -> None:
+        self.parts = {"update": 0.0, "updates": 0.0, "first": 0.0, "first_updates": 0.0, "growth": 0.0}
+        self.parts |= {"evaluation": 0.0, "saving": 0.0, **(before or {})}
+        self._last, self._fresh = time.perf_counter(), self.FIRST
+
+    def restructured(self) -> None:
+        """The next updates are the first of another structure."""
+        self._fresh = self.FIRST
+
+    def lap(self, part: str) -> None:
+        """All since the last call was spent on `part`: update, growth, evaluation or saving."""
+        now = time.perf_counter()
+        if part == "update":
+            part = "first" if self._fresh > 0 else "update"
+            self._fresh -= 1
+            self.parts["first_updates" if part == "first" else "updates"] += 1
+        self.parts[part] += now - self._last
+        self._last = now
+
+    def wait(self) -> None:
+        """What was still on its way of the last updates has been waited for."""
+        now = time.perf_counter()
+        self.parts["update" if self.parts["updates"] else "first"] += now - self._last
+        self._last = now
+
+    @property
+    def columns(self) -> dict[str, float]:
+        """Seconds by their names in metrics.jsonl."""
+        parts = self.parts
+        usual = parts["update"] / parts["updates"] if parts["updates"] else parts["first"]
+        compiled = max(0.0, parts["first"] - parts["first_updates"] * usual) if parts["updates"] else 0.0
+        return {
+            "training_seconds": parts["update"] + parts["first"] + parts["growth"] - compiled,
+            "compilation_seconds": compiled,
+            "evaluation_seconds": parts["evaluation"],
+            "saving_seconds": parts["saving"],
+        }

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from meristem.config import Config, flatten
-from meristem.devices import peak_flops
+from meristem.devices import peak_flops, peak_memory
 from meristem.growth.descriptions import describe_demand
 from meristem.growth.events import Event, GrowthEvent
 from meristem.plan import Plan
@@ -17,7 +17,7 @@ from meristem.runs.log import Log
 from meristem.runs.run_folder import RunFolder
 from meristem.training.display import Display
 from meristem.training.distributed import Processes
-from meristem.training.meter import Clock, StepReading
+from meristem.training.meter import Clock, StepReading, TimeSpent
 from meristem.training.optimizer import learning_rate
 from meristem.training.tasks import Task
 from meristem.training.trackers import make_trackers
@@ -35,6 +35,7 @@ class Progress:
     measured: Mapping[str, float | None] = field(default_factory=dict)  # last on held-out data
     flops: int = 0  # counted until `step` when the run was begun or resumed
     settled: int = 0  # the last step whose numbers are known
+    seconds: Mapping[str, float] = field(default_factory=dict)  # spent until then, by their parts
 
     @property
     def streak(self) -> int:
@@ -123,7 +124,7 @@ class Recorder:
         """How far each log has come, for a checkpoint to vouch for."""
         return {path.name: log.position.to_dict() for path, log in self.logs.items()}
 
-    def step(self, reading: StepReading, state: Progress, clock: Clock) -> None:
+    def step(self, reading: StepReading, state: Progress, clock: Clock, spent: TimeSpent) -> None:
         if not self.peers.first:
             return
         self.display.step(reading.step)
@@ -144,6 +145,8 @@ class Recorder:
             "tokens_per_second": None if pace is None else tokens / pace,
             "mfu": self._mfu(pace),
             "skipped": state.skipped,
+            **spent.columns,
+            "peak_memory": peak_memory(self.peers.device),
         }
         self._write(entry)
         left = None if pace is None else (steps - reading.step) * pace

@@ -1,0 +1,57 @@
+"""The verb `compare`: a question turned into runs, a table with intervals and a page."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from meristem.cli.app import app, examples
+from meristem.cli.messages import show_log
+
+
+@app.command(
+    "compare",
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+    epilog=examples(
+        "meristem compare configs/compare/prism.toml --preset tiny --jobs 2",
+        "meristem compare configs/compare/sgt.toml --out runs/sgt --data.path data --jobs 4",
+        "meristem compare configs/compare/sgt.toml --out runs/sgt --show",
+    ),
+)
+def compare_command(
+    context: typer.Context,
+    comparison: Annotated[Path, typer.Argument(help="A TOML file: arms, seeds, a budget; see configs/compare/.")],
+    out: Annotated[Path | None, typer.Option(help="Folder for runs and results; runs/compare/NAME.")] = None,
+    preset: Annotated[str | None, typer.Option(help="One of the file's presets, such as tiny.")] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="Runs side by side, among which the cores are divided.")] = 1,
+    only_show: Annotated[bool, typer.Option("--show", help="Train nothing; show what is done so far.")] = False,
+) -> None:
+    """Compare arms fairly: train what is missing, pair by seed, and say what is shown and what is not.
+
+    Values of the base configuration can be given here: --data.path data.
+    """
+    show_log("stderr")
+    from meristem.comparison.file import load_comparison
+    from meristem.comparison.record import show
+    from meristem.comparison.running import finished_runs, run_comparison
+
+    def say(text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+    wanted = load_comparison(comparison, preset, context.args)
+    folder = out or Path("runs/compare") / (comparison.stem if preset is None else f"{comparison.stem}-{preset}")
+    if only_show:
+        folder.mkdir(parents=True, exist_ok=True)
+        results = finished_runs(wanted, folder)
+    else:
+        try:
+            results = run_comparison(wanted, folder, jobs=jobs, say=say)
+        except KeyboardInterrupt:
+            raise typer.Exit(128 + signal.SIGINT) from None
+    _, text = show(wanted, results, folder)
+    print(text)
+    print(f"page: {folder / 'comparison.html'}")

@@ -1,0 +1,358 @@
+"""The file of a comparison: arms, seeds and a budget, checked as a whole before anything runs."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from meristem.config import build_config, flatten, load_config, parse_overrides
+from meristem.config.growth import nearest
+from meristem.errors import InputError
+from meristem.files import read_toml
+from meristem.settings import of_type
+
+Kind = Literal["tokens", "flops", "seconds", "parameters"]
+Measure = Literal["held_out_loss", "accuracy", "macro_f1"]
+
+KEYS = (
+    "config", "arms", "seeds", "budget", "rates", "rate_seeds", "primary", "contrasts", "margin", "target_loss",
+    "measure", "sweep", "preset",
+)  # fmt: skip
+# What a value may say of a run of another arm with the same seed, as "@ARM" or "@ARM.WORD".
+REFERENCES = ("run", "plan", "births", "birth_times", "birth_layers", "other_layers")
+REFERENCE = re.compile(r"@(?P<arm>[^.@]+)(?:\.(?P<what>\w+))?")
+NAME = re.compile(r"[\w=+-]+(?: [\w=+-]+)*")
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What an arm may spend: an amount of the kind, or as much as another arm (`of`) spends with the same seed.
+
+    Parameters are matched by the feed-forward size, with the updates of the configuration.
+    """
+
+    kind: Kind = "tokens"
+    amount: float | None = None  # None: what `of` spends, or for tokens the updates of the configuration
+    of: str | None = None
+
+
+@dataclass(frozen=True)
+class Arm:
+    """What one arm changes in the base configuration, as `section.key` values, and its own budget if it has one."""
+
+    name: str
+    changes: Mapping[str, Any]
+    budget: Budget | None = None
+    point: str = ""  # of the grid
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """One arm against another, which is the baseline of the difference."""
+
+    arm: str
+    baseline: str
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A comparison as its file has it, with the preset put in and the grid laid out."""
+
+    name: str
+    values: Mapping[str, Any]  # of the base configuration
+    arms: Mapping[str, Arm]
+    seeds: tuple[int, ...]
+    primary: tuple[Contrast, ...]  # one; with a grid, one for each of its points
+    secondary: tuple[Contrast, ...]
+    budget: Budget = field(default_factory=Budget)
+    rates: tuple[float, ...] = ()
+    rate_seeds: tuple[int, ...] = ()
+    margin: float | None = None
+    target_loss: float | None = None
+    measure: Measure = "held_out_loss"
+
+    def budget_of(self, arm: str) -> Budget:
+        """What an arm may spend; the one that others are matched to has the updates of its configuration."""
+        budget = self.arms[arm].budget or self.budget
+        if budget.of is None:
+            return budget
+        of = self.beside(arm, budget.of)
+        return Budget() if of == arm else replace(budget, of=of)
+
+    def beside(self, arm: str, other: str) -> str:
+        """The arm of this name at the same point of the grid."""
+        return _at(other, self.arms[arm].point)
+
+    def references(self, arm: str) -> set[str]:
+        """The arms whose runs this one cannot begin without."""
+        matches = filter(None, map(_reference, self.arms[arm].changes.values()))
+        of = self.budget_of(arm).of
+        return {self.beside(arm, match["arm"]) for match in matches} | ({of} if of is not None else set())
+
+    @property
+    def lower_is_better(self) -> bool:
+        return self.measure == "held_out_loss"
+
+    @property
+    def measuring_seed(self) -> int:
+        """The seed of runs that only measure speed and FLOPs: none of those that are reported or chosen by."""
+        return max((*self.seeds, *self.rate_seeds)) + 1
+
+
+def load_comparison(path: str | Path, preset: str | None = None, overrides: Sequence[str] = ()) -> Comparison:
+    """Read the file of a comparison, with one of its presets; overrides are of the base configuration."""
+    path = Path(path)
+    return read_comparison(read_toml(path), path, preset, overrides)
+
+
+def read_comparison(
+    data: Mapping[str, Any], path: Path, preset: str | None = None, overrides: Sequence[str] = ()
+) -> Comparison:
+    """The comparison that the tables of a file describe; `path` is the file, beside which its configuration lies."""
+    for key in data:
+        if key not in KEYS:
+            raise InputError(key, data[key], f"unknown key of a comparison; did you mean {nearest(key, KEYS)}?")
+    data, config_changes = _with_preset(data, preset)
+    if not isinstance(data.get("config"), str):
+        raise InputError("config", data.get("config"), "must name a configuration, relative to this file")
+    base = flatten(load_config(path.parent / data["config"]))
+    values = {**base, **config_changes, **parse_overrides(overrides)}
+    arms = _laid_out(_arms(data.get("arms")), _grid(data.get("sweep", {})))
+    names = {arm.partition(" @ ")[0]: None for arm in arms}
+    points = list(dict.fromkeys(arm.point for arm in arms.values()))
+    pair = _pair("primary", data.get("primary"), names)
+    others = [_pair("contrasts", entry, names) for entry in _list("contrasts", data.get("contrasts", []))]
+    if "contrasts" not in data:
+        others = [Contrast(name, pair.baseline) for name in names if name != pair.baseline]
+    others = [other for other in dict.fromkeys(others) if other != pair]
+
+    def at_points(contrasts: Sequence[Contrast]) -> tuple[Contrast, ...]:
+        return tuple(
+            Contrast(_at(each.arm, point), _at(each.baseline, point)) for point in points for each in contrasts
+        )
+
+    found = Comparison(
+        name=path.stem, values=values, arms=arms, seeds=_seeds("seeds", data.get("seeds"), 2),
+        primary=at_points([pair]), secondary=at_points(others), budget=_budget("budget", data.get("budget", {})),
+        rates=_rates(data.get("rates", [])), rate_seeds=_seeds("rate_seeds", data.get("rate_seeds", []), 0),
+        margin=_positive("margin", data.get("margin")), target_loss=_positive("target_loss", data.get("target_loss")),
+        measure=of_type("measure", data.get("measure", "held_out_loss"), Measure),
+    )  # fmt: skip
+    _check(found)
+    return found
+
+
+def arm_values(comparison: Comparison, arm: str, resolve: Callable[[str, str], Any]) -> dict[str, Any]:
+    """All values of an arm's configuration but those of seed, rate and length; tables of policies it has no use for go.
+
+    `resolve` gives what is known of another arm: its name and one of `REFERENCES`.
+    """
+    changes = {}
+    for key, value in comparison.arms[arm].changes.items():
+        match = _reference(value)
+        changes[key] = value
+        if match is not None:
+            changes[key] = resolve(comparison.beside(arm, match["arm"]), match["what"] or "run")
+    values = {**comparison.values, **changes}
+    tables = {name.rpartition(":")[2].lower() for name in values.get("growth.policies", ())}
+    return {key: value for key, value in values.items() if key.count(".") == 1 or key.split(".")[1] in tables}
+
+
+def folder_name(arm: str) -> str:
+    """What the folder of an arm is called."""
+    return re.sub(r"[^\w=.+-]+", "-", arm.replace("@", "at"))
+
+
+# --- parts of the file -----------------------------------------------------------------------------------------------
+
+
+def _with_preset(data: Mapping[str, Any], preset: str | None) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The tables of a file with a preset's own keys in their places, and the preset's changes of the configuration."""
+    presets = data.get("preset", {})
+    if not isinstance(presets, dict) or not all(isinstance(entry, dict) for entry in presets.values()):
+        raise InputError("preset", presets, "must be tables [preset.NAME]")
+    rest = {key: value for key, value in data.items() if key != "preset"}
+    if preset is None:
+        return rest, {}
+    if preset not in presets:
+        known = f"must be one of {', '.join(presets)}" if presets else "cannot be given: the file has no presets"
+        raise InputError("preset", preset, known)
+    changes, arms = _flat(presets[preset]), rest.get("arms", {})
+    arms = dict(arms) if isinstance(arms, dict) else {}
+    own = {key: presets[preset][key] for key in presets[preset] if key in KEYS and key != "arms"}
+    for name, entry in presets[preset].get("arms", {}).items():
+        if name not in arms:
+            raise InputError(f"preset.{preset}.arms.{name}", entry, f"must be one of the arms {', '.join(arms)}")
+        arms[name] = {**_flat_arm(arms[name]), **_flat_arm(entry)}
+    kept = {key: value for key, value in changes.items() if key.partition(".")[0] not in KEYS}
+    return {**rest, **own, "arms": arms}, kept
+
+
+def _arms(tables: Any) -> dict[str, Arm]:
+    if not isinstance(tables, dict) or not tables:
+        raise InputError("arms", tables, "must be tables [arms.NAME] with what each arm changes")
+    arms = {}
+    for name, table in tables.items():
+        if not NAME.fullmatch(name):
+            raise InputError("arms", name, "must be a name of letters, digits, _, =, +, - and single spaces")
+        own = _flat_arm(table)
+        budget = _budget(f"arms.{name}.budget", own.pop("budget")) if "budget" in own else None
+        arms[name] = Arm(name, own, budget)
+    return arms
+
+
+def _grid(sweep: Any) -> list[dict[str, Any]]:
+    """Every combination of the values of a sweep; one that changes nothing if there is none."""
+    if not isinstance(sweep, dict):
+        raise InputError("sweep", sweep, "must be a table of section.key = [values]")
+    lists = {key: _list(f"sweep.{key}", values) for key, values in _flat(sweep).items()}
+    for key, values in lists.items():
+        if not values:
+            raise InputError(f"sweep.{key}", values, "must have one value or more")
+    return [dict(zip(lists, point, strict=True)) for point in itertools.product(*lists.values())]
+
+
+def _laid_out(arms: Mapping[str, Arm], points: Sequence[Mapping[str, Any]]) -> dict[str, Arm]:
+    """Every arm at every point of the grid; what an arm changes itself holds there too."""
+    laid: dict[str, Arm] = {}
+    for point in points:
+        name = ", ".join(f"{key.rpartition('.')[2]}={value}" for key, value in point.items())
+        for arm in arms.values():
+            laid[_at(arm.name, name)] = Arm(_at(arm.name, name), {**point, **arm.changes}, arm.budget, name)
+    return laid
+
+
+def _at(arm: str, point: str) -> str:
+    return f"{arm} @ {point}" if point else arm
+
+
+def _reference(value: Any) -> re.Match[str] | None:
+    return REFERENCE.fullmatch(value) if isinstance(value, str) else None
+
+
+def _flat(table: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+    """The values of tables within tables by their keys with dots."""
+    values: dict[str, Any] = {}
+    for key, value in table.items():
+        values |= _flat(value, f"{before}{key}.") if isinstance(value, dict) else {f"{before}{key}": value}
+    return values
+
+
+def _flat_arm(table: Any) -> dict[str, Any]:
+    """The values of an arm by their keys with dots; its budget stays a table."""
+    if not isinstance(table, dict):
+        raise InputError("arms", table, "must be tables of section.key values")
+    return {**_flat({k: v for k, v in table.items() if k != "budget"}), **{k: table[k] for k in table if k == "budget"}}
+
+
+def _budget(field: str, table: Any) -> Budget:
+    if not isinstance(table, dict):
+        raise InputError(field, table, 'must be a table such as { kind = "flops", flops = 1e15 }')
+    kind: Kind = of_type(f"{field}.kind", table.get("kind", "tokens"), Kind)
+    for key in table:
+        if key not in ("kind", kind, "of"):
+            raise InputError(f"{field}.{key}", table[key], f"unknown key; a budget of {kind} has kind and {kind} or of")
+    amount, of = _positive(f"{field}.{kind}", table.get(kind)), table.get("of")
+    if of is not None and not isinstance(of, str):
+        raise InputError(f"{field}.of", of, "must name an arm")
+    if of is not None and kind == "tokens":
+        raise InputError(f"{field}.of", of, "is for other kinds: without it, all arms have the same tokens")
+    if (amount is None) == (of is None) and kind != "tokens":
+        raise InputError(field, table, f"must have either {kind} or of, the arm that others are matched to")
+    return Budget(kind, amount, of)
+
+
+def _positive(field: str, value: Any) -> float | None:
+    if value is not None and (type(value) not in (int, float) or not 0 < value < math.inf):
+        raise InputError(field, value, "must be a number above 0")
+    return value
+
+
+def _list(field: str, value: Any) -> list[Any]:
+    if not isinstance(value, list):
+        raise InputError(field, value, "must be a list")
+    return value
+
+
+def _rates(value: Any) -> tuple[float, ...]:
+    rates = tuple(_positive("rates", rate) or 0.0 for rate in _list("rates", value))
+    if len(set(rates)) < len(rates) or len(rates) == 1:
+        raise InputError("rates", value, "must be two or more different learning rates, or none")
+    return tuple(sorted(rates))
+
+
+def _seeds(field: str, value: Any, least: int) -> tuple[int, ...]:
+    seeds = _list(field, value)
+    if not all(type(seed) is int and 0 <= seed < 2**62 for seed in seeds) or len(set(seeds)) < len(seeds):
+        raise InputError(field, value, "must be different integers from 0 on")
+    if len(seeds) < least:
+        raise InputError(field, value, f"must be at least {least}: a difference needs pairs")
+    return tuple(seeds)
+
+
+def _pair(field: str, value: Any, names: Collection[str]) -> Contrast:
+    if not isinstance(value, list) or len(value) != 2 or value[0] == value[1]:
+        raise InputError(field, value, "must be two different arms, the second of which is the baseline")
+    for name in value:
+        if name not in names:
+            raise InputError(field, name, f"must be one of the arms {', '.join(names)}")
+    return Contrast(*value)
+
+
+# --- the whole -------------------------------------------------------------------------------------------------------
+
+
+def _check(comparison: Comparison) -> None:
+    """Refuse what cannot be run, or would not be a fair comparison, by the key that says it."""
+    if bool(comparison.rates) != bool(comparison.rate_seeds):
+        expected = "must be given together with rates: rates are chosen on seeds of their own"
+        raise InputError("rate_seeds", list(comparison.rate_seeds), expected)
+    if shared := sorted({*comparison.seeds} & {*comparison.rate_seeds}):
+        expected = f"must share no seed with seeds ({shared[0]}): a rate chosen on the reported seeds looks too good"
+        raise InputError("rate_seeds", list(comparison.rate_seeds), expected)
+    folders: dict[str, str] = {}
+    for name in comparison.arms:
+        other = folders.setdefault(folder_name(name), name)
+        if other != name:
+            raise InputError("arms", name, f"must differ from {other!r} by more than spaces and signs")
+    for arm in comparison.arms.values():
+        for key, value in arm.changes.items():
+            _check_reference(comparison, arm.name, key, value)
+            if key in ("train.seed", "data.seed") or (key == "optimizer.lr" and comparison.rates):
+                instead = "rates" if key == "optimizer.lr" else "seeds"
+                raise InputError(f"arms.{arm.name}.{key}", value, f"is what {instead} says, for all arms alike")
+            if key == "train.steps":
+                raise InputError(
+                    f"arms.{arm.name}.{key}", value, "is what the budget says; give the arm one of its own"
+                )
+        of = comparison.budget_of(arm.name).of
+        if of is not None and of not in comparison.arms:
+            raise InputError(f"arms.{arm.name}.budget.of", of, f"must be one of the arms {', '.join(comparison.arms)}")
+    _check_order(comparison)
+    for arm in comparison.arms.values():
+        if not comparison.references(arm.name):
+            build_config(arm_values(comparison, arm.name, lambda other, what: None))
+
+
+def _check_reference(comparison: Comparison, arm: str, key: str, value: Any) -> None:
+    match = _reference(value)
+    if match is None:
+        return
+    if comparison.beside(arm, match["arm"]) not in comparison.arms:
+        raise InputError(f"arms.{arm}.{key}", value, f"must name one of the arms {', '.join(comparison.arms)}")
+    if (match["what"] or "run") not in REFERENCES:
+        raise InputError(f"arms.{arm}.{key}", value, f"must end in one of .{', .'.join(REFERENCES)}")
+
+
+def _check_order(comparison: Comparison) -> None:
+    """Refuse arms that wait for one another."""
+    done: set[str] = set()
+    while ready := [arm for arm in comparison.arms if arm not in done and comparison.references(arm) <= done]:
+        done |= {*ready}
+    if waiting := [arm for arm in comparison.arms if arm not in done]:
+        raise InputError("arms", waiting, "wait for one another: what they take after goes in a circle")

@@ -1,0 +1,111 @@
+"""What paired differences show: verdicts with an error rate that holds for all of them, and what they could have shown.
+
+The primary contrast is tested as it is, the others with Holm's correction for their number. A difference that is not
+shown is no equality: that is shown only where two one-sided tests put it within a margin.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from scipy import integrate, optimize, stats
+
+from meristem.comparison.paired import PairedDifference
+
+LEVEL = 0.05  # of wrong verdicts
+POWER = 0.8
+MOST_SEEDS = 10_000
+
+Word = Literal["better", "worse", "no difference shown", "shown to be equal within the margin"]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a contrast shows; p values are corrected for the number of contrasts they are among."""
+
+    word: Word
+    p: float
+    p_equal: float | None  # None without a margin
+
+    @property
+    def is_small(self) -> bool:
+        """Whether the difference is shown to be within the margin, be there one or not."""
+        return self.p_equal is not None and self.p_equal < LEVEL
+
+
+def verdicts(
+    differences: Sequence[PairedDifference], margin: float | None = None, *, lower_is_better: bool = True
+) -> list[Verdict]:
+    """The verdicts on contrasts that are tested together, each corrected for the number of all."""
+    ps = holm([difference.p for difference in differences])
+    equal: Sequence[float | None] = [None] * len(differences)
+    if margin is not None:
+        equal = holm([difference.p_equal(margin) for difference in differences])
+    return [
+        Verdict(_word(difference.mean, p, p_equal, lower_is_better), p, p_equal)
+        for difference, p, p_equal in zip(differences, ps, equal, strict=True)
+    ]
+
+
+def _word(mean: float, p: float, p_equal: float | None, lower_is_better: bool) -> Word:
+    if p < LEVEL:
+        return "better" if (mean < 0) == lower_is_better else "worse"
+    return "no difference shown" if p_equal is None or p_equal >= LEVEL else "shown to be equal within the margin"
+
+
+def holm(ps: Sequence[float]) -> list[float]:
+    """Holm's step-down correction: below a level with at most that chance of any wrong one among them."""
+    corrected, largest = [0.0] * len(ps), 0.0
+    for rank, index in enumerate(sorted(range(len(ps)), key=lambda index: ps[index])):
+        largest = max(largest, min(1.0, (len(ps) - rank) * ps[index]))
+        corrected[index] = largest
+    return corrected
+
+
+def power(difference: float, deviation: float, pairs: int) -> float:
+    """The chance that a true difference is shown (two-sided t test at 5 %), given the spread of single differences."""
+    if deviation == 0:
+        return 1.0 if difference else LEVEL
+    freedom, shift = pairs - 1, abs(difference) / deviation * math.sqrt(pairs)
+    beyond = float(stats.t.ppf(1 - LEVEL / 2, freedom))
+
+    def shown(spread: float) -> float:
+        """The chance for a measured spread, as a part of the true one, times how likely that is."""
+        chance = stats.norm.cdf(shift - beyond * spread) + stats.norm.cdf(-shift - beyond * spread)
+        return float(chance * stats.chi.pdf(spread * math.sqrt(freedom), freedom) * math.sqrt(freedom))
+
+    likely = 1 + 9 / math.sqrt(freedom)  # what is beyond has a chance of less than 1e-9
+    middle = min(shift / beyond, 0.999 * likely)  # where the chance falls
+    return float(integrate.quad(shown, 0, likely, points=[middle])[0])  # scipy's nct has no value for some
+
+
+def detectable_difference(deviation: float, pairs: int) -> float:
+    """The smallest true difference that so many pairs show with 80 % chance."""
+    if deviation == 0:
+        return 0.0
+
+    def lacking(ratio: float) -> float:
+        return power(ratio, 1.0, pairs) - POWER
+
+    highest = 1.0
+    while lacking(highest) < 0:
+        highest *= 2
+    return deviation * float(optimize.brentq(lacking, 0.0, highest, xtol=1e-9))
+
+
+def seeds_needed(difference: float, deviation: float) -> int | None:
+    """The fewest pairs that show a true difference with 80 % chance; None if more than ten thousand."""
+    if deviation == 0:
+        return 2
+    low, high = 2, 2
+    while power(difference, deviation, high) < POWER:
+        low, high = high + 1, high * 2
+        if high > MOST_SEEDS:
+            return None
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if power(difference, deviation, middle) >= POWER else (middle + 1, high)
+    return high

@@ -1,0 +1,116 @@
+"""What the file of a comparison may say, and what it is told of mistakes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from comparison.helpers import base_file, comparison, tables
+from meristem.comparison.file import Budget, Contrast, load_comparison, read_comparison
+from meristem.errors import InputError
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_every_arm_is_compared_with_the_baseline_of_the_primary_contrast(tmp_path: Path) -> None:
+    arms = {**tables()["arms"], "reverse": {"model.schedule": "reverse"}}
+    found = comparison(tmp_path, arms=arms)
+    assert found.primary == (Contrast("prism", "uniform"),)
+    assert found.secondary == (Contrast("reverse", "uniform"),)
+    assert found.arms["uniform"].changes == {"model.schedule": "uniform"}
+    assert (found.name, found.budget) == ("question", Budget())
+
+
+@pytest.mark.parametrize(
+    ("changes", "field", "said"),
+    [
+        ({"seed": [0, 1]}, "seed", "did you mean seeds?"),
+        ({"config": None}, "config", "must name a configuration"),
+        ({"seeds": [0]}, "seeds", "at least 2"),
+        ({"seeds": [0, 0]}, "seeds", "different integers"),
+        ({"seeds": [0, -1]}, "seeds", "from 0 on"),
+        ({"arms": {}}, "arms", "tables"),
+        ({"arms": {"a/b": {}}}, "arms", "a name of letters"),
+        ({"arms": {"a b": {}, "a-b": {}}, "primary": ["a b", "a-b"]}, "arms", "must differ from 'a b'"),
+        ({"primary": ["prism"]}, "primary", "two different arms"),
+        ({"primary": ["prism", "prism"]}, "primary", "two different arms"),
+        ({"primary": ["prism", "unifrm"]}, "primary", "one of the arms uniform, prism"),
+        ({"contrasts": [["prism", "x"]]}, "contrasts", "one of the arms"),
+        ({"rates": [1e-3]}, "rates", "two or more"),
+        ({"rates": [1e-3, 2e-3]}, "rate_seeds", "seeds of their own"),
+        ({"rate_seeds": [9]}, "rate_seeds", "together with rates"),
+        ({"rates": [1e-3, 2e-3], "rate_seeds": [1, 9]}, "rate_seeds", "share no seed with seeds (1)"),
+        ({"margin": -1}, "margin", "above 0"),
+        ({"measure": "loss"}, "measure", "must be one of held_out_loss"),
+        ({"budget": {"kind": "flop"}}, "budget.kind", "must be one of tokens, flops"),
+        ({"budget": {"kind": "flops"}}, "budget", "either flops or of"),
+        ({"budget": {"kind": "flops", "tokens": 3}}, "budget.tokens", "unknown key"),
+        ({"budget": {"kind": "flops", "of": "other"}}, "arms.uniform.budget.of", "one of the arms"),
+        ({"budget": {"of": "prism"}}, "budget.of", "is for other kinds"),
+        ({"sweep": {"model.width": []}}, "sweep.model.width", "one value or more"),
+    ],
+)  # fmt: skip
+def test_mistakes_are_named(tmp_path: Path, changes: dict[str, Any], field: str, said: str) -> None:
+    with pytest.raises(InputError) as error:
+        comparison(tmp_path, **changes)
+    assert error.value.field == field
+    assert said in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("arm", "field", "said"),
+    [
+        ({"model.shedule": "prism"}, "model.shedule", "did you mean model.schedule?"),
+        ({"train.seed": 3}, "arms.prism.train.seed", "is what seeds says"),
+        ({"train.steps": 3}, "arms.prism.train.steps", "is what the budget says"),
+        ({"model.plan": "@other.plan"}, "arms.prism.model.plan", "one of the arms"),
+        ({"model.plan": "@uniform.shape"}, "arms.prism.model.plan", "must end in one of .run, .plan"),
+        ({"model.plan": "@prism.plan"}, "arms", "goes in a circle"),
+    ],
+)  # fmt: skip
+def test_mistakes_of_an_arm_are_named(tmp_path: Path, arm: dict[str, Any], field: str, said: str) -> None:
+    arms = {"uniform": {"model.schedule": "uniform"}, "prism": arm}
+    with pytest.raises(InputError, match=said.replace(".", r"\.").replace("?", r"\?")) as error:
+        comparison(tmp_path, arms=arms)
+    assert error.value.field == field
+
+
+def test_a_preset_changes_the_file_and_the_configuration(tmp_path: Path) -> None:
+    preset = {"tiny": {"seeds": [5, 6, 7], "model": {"width": 64}, "train.batch_size": 2,
+                       "arms": {"prism": {"model.schedule": "bump"}}}}  # fmt: skip
+    found = read_comparison(tables(preset=preset), base_file(tmp_path), "tiny")
+    assert found.seeds == (5, 6, 7)
+    assert (found.values["model.width"], found.values["train.batch_size"]) == (64, 2)
+    assert found.arms["prism"].changes == {"model.schedule": "bump"}
+    with pytest.raises(InputError, match="must be one of tiny"):
+        read_comparison(tables(preset=preset), base_file(tmp_path), "large")
+
+
+def test_the_command_line_comes_last(tmp_path: Path) -> None:
+    path = base_file(tmp_path)
+    preset = {"tiny": {"model.width": 64}}
+    found = read_comparison(tables(preset=preset), path, "tiny", ["--model.width", "128", "--data.path", "elsewhere"])
+    assert (found.values["model.width"], found.values["data.path"]) == (128, "elsewhere")
+
+
+def test_a_grid_lays_out_every_arm_at_every_point(tmp_path: Path) -> None:
+    arms = {**tables()["arms"], "same": {"model.plan": "@prism.plan"}}
+    found = comparison(tmp_path, arms=arms, sweep={"model.width": [32, 64], "train.batch_size": [4, 8]})
+    assert len(found.arms) == 12
+    assert found.arms["prism @ width=64, batch_size=4"].changes == {
+        "model.width": 64, "train.batch_size": 4, "model.schedule": "prism",
+    }  # fmt: skip
+    assert found.references("same @ width=32, batch_size=8") == {"prism @ width=32, batch_size=8"}
+    assert len(found.primary) == len(found.secondary) == 4
+    assert all(c.arm.partition(" @ ")[2] == c.baseline.partition(" @ ")[2] for c in found.primary)
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "configs/compare").glob("*.toml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("preset", [None, "tiny"])
+def test_ready_comparisons_can_be_read(path: Path, preset: str | None) -> None:
+    found = load_comparison(path, preset)
+    assert len(found.seeds) >= 2
+    assert found.margin
+    assert bool(found.rates) or preset == "tiny"  # a fair one has each arm at its own best rate

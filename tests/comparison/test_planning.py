@@ -1,0 +1,209 @@
+"""Runs and their lengths against formulas written out here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from comparison.helpers import comparison, result, results, tables
+from meristem.comparison.planning import (
+    RunKey,
+    Waiting,
+    best_rate,
+    configuration,
+    count_of_runs,
+    known_keys,
+    measuring_keys,
+    seed_key,
+)
+from meristem.errors import InputError, RunError
+from meristem.plan import Plan
+from training.helpers import prepared
+
+GROWN = {"growth": {"policies": ["sgt"], "sgt": {"start": 2, "window": 3}}}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return prepared(tmp_path_factory.mktemp("planning"), 30)
+
+
+def grown_arms(**budget: Any) -> dict[str, Any]:
+    return {
+        "plain": {"model.schedule": "uniform", **({"budget": budget} if budget else {})},
+        "sgt": {"model.schedule": "uniform", **GROWN},
+    }  # fmt: skip
+
+
+def test_arms_share_seeds_and_nothing_else_changes(tmp_path: Path, data: Path) -> None:
+    found = comparison(tmp_path, data)
+    configs = [configuration(found, RunKey(arm, 7), {}) for arm in ("uniform", "prism")]
+    assert [(c.train.seed, c.data.seed, c.model.schedule) for c in configs] == [(7, 7, "uniform"), (7, 7, "prism")]
+    differing = {key for key in ("train.steps", "optimizer.lr", "data.path") if configs[0][key] != configs[1][key]}
+    assert differing == set()
+
+
+def test_policies_and_shuffled_schedules_are_drawn_by_the_seed(tmp_path: Path, data: Path) -> None:
+    arms = {**grown_arms(), "shuffle": {"model.schedule": "shuffle"}}
+    found = comparison(tmp_path, data, arms=arms, primary=["sgt", "plain"])
+    assert configuration(found, RunKey("sgt", 7), {})["growth.sgt.seed"] == 7
+    assert configuration(found, RunKey("shuffle", 7), {}).model.shuffle_seed == 7
+
+
+@pytest.mark.parametrize("tokens", [1, 1000, 1281])
+def test_tokens_become_updates(tmp_path: Path, data: Path, tokens: int) -> None:
+    found = comparison(tmp_path, data, budget={"kind": "tokens", "tokens": tokens})
+    assert configuration(found, RunKey("prism", 0), {}).train.steps == -(-tokens // (4 * 32))
+
+
+def step_flops(feed_forward: int, layers: int) -> int:
+    """Of one update of the tiny model, by hand: 3 x 2 FLOPs for every weight and token, and causal attention."""
+    d, v, t, batch = 32, 320, 32, 4
+    weights = layers * (4 * d * d + 3 * d * feed_forward) + v * d
+    return 3 * (2 * weights + layers * 2 * (t + 1) * d) * batch * t
+
+
+def test_flops_become_updates_of_each_arm(tmp_path: Path, data: Path) -> None:
+    arms = {"uniform": {"model.schedule": "uniform"}, "prism": {"model": {"schedule": "uniform", "layers": 3}}}
+    budget = 10**9
+    found = comparison(tmp_path, data, arms=arms, budget={"kind": "flops", "flops": budget})
+    steps = [configuration(found, RunKey(arm, 0), {}).train.steps for arm in ("uniform", "prism")]
+    assert steps == [-(-budget // step_flops(48, layers)) for layers in (2, 3)]
+
+
+def test_an_arm_that_grows_is_measured_first_and_then_as_long_as_its_flops_allow(tmp_path: Path, data: Path) -> None:
+    found = comparison(
+        tmp_path, data, arms=grown_arms(), primary=["sgt", "plain"], budget={"kind": "flops", "flops": 4e8}
+    )
+    assert measuring_keys(found) == [RunKey("sgt", 2, measuring=True)]
+    with pytest.raises(Waiting):
+        configuration(found, RunKey("sgt", 0), {})
+    (key,) = measuring_keys(found)
+    assert configuration(found, key, {}).train.steps == 12
+    known = {key: result("sgt", 2, 3.0, steps=12, flops=10**8)}
+    assert configuration(found, RunKey("sgt", 0), known).train.steps == 48
+
+
+def test_flops_of_another_arm_are_those_it_counted_with_the_same_seed(tmp_path: Path, data: Path) -> None:
+    found = comparison(tmp_path, data, arms=grown_arms(kind="flops", of="sgt"), primary=["sgt", "plain"])
+    with pytest.raises(Waiting):
+        configuration(found, RunKey("plain", 1), {})
+    known = {RunKey("sgt", seed): result("sgt", seed, 3.0, flops=flops) for seed, flops in ((0, 3e8), (1, 5e8))}
+    steps = [configuration(found, RunKey("plain", seed), known).train.steps for seed in (0, 1)]
+    assert steps == [-(-flops // step_flops(48, 2)) for flops in (300_000_000, 500_000_000)]
+
+
+def test_seconds_are_measured_alone_and_become_updates(tmp_path: Path, data: Path) -> None:
+    found = comparison(tmp_path, data, budget={"kind": "seconds", "seconds": 30})
+    assert [key.arm for key in measuring_keys(found)] == ["uniform", "prism"]
+    known = {
+        key: result(key.arm, 2, 3.0, steps=60, training_seconds=seconds)
+        for key, seconds in zip(measuring_keys(found), (6.0, 12.0), strict=True)
+    }
+    assert [configuration(found, RunKey(arm, 0), known).train.steps for arm in found.arms] == [300, 150]
+
+
+def test_seconds_of_another_arm_go_by_both_paces_alone(tmp_path: Path, data: Path) -> None:
+    """What was measured side by side does not count: 12 updates of 2 seconds are 24 of 1 second."""
+    found = comparison(tmp_path, data, arms=grown_arms(kind="seconds", of="sgt"), primary=["sgt", "plain"])
+    assert {key.arm for key in measuring_keys(found)} == {"plain", "sgt"}
+    known = {
+        RunKey("sgt", 0): result("sgt", 0, 3.0, steps=12, training_seconds=99.0),
+        RunKey("sgt", 2, measuring=True): result("sgt", 2, 3.0, steps=12, training_seconds=24.0),
+        RunKey("plain", 2, measuring=True): result("plain", 2, 3.0, steps=60, training_seconds=60.0),
+    }
+    assert configuration(found, RunKey("plain", 0), known).train.steps == 24
+
+
+def test_parameters_are_matched_by_the_feed_forward_size(tmp_path: Path, data: Path) -> None:
+    arms = {"uniform": {"model.schedule": "uniform"}, "prism": {"model": {"schedule": "uniform", "layers": 3}}}
+    found = comparison(tmp_path, data, arms=arms, budget={"kind": "parameters", "parameters": 200_000})
+    for arm in found.arms:
+        built = configuration(found, RunKey(arm, 0), {}).model.build(320)
+        assert built.parameters == pytest.approx(200_000, rel=0.01)
+    small = comparison(tmp_path, data, arms=arms, budget={"kind": "parameters", "parameters": 1000})
+    with pytest.raises(InputError, match="the nearest is"):
+        configuration(small, RunKey("prism", 0), {})
+
+
+def test_the_best_rate_is_chosen_on_its_own_seeds_alone(tmp_path: Path, data: Path) -> None:
+    found = comparison(tmp_path, data, rates=[1e-3, 2e-3], rate_seeds=[8, 9])
+    assert count_of_runs(found) == 2 * 2 * 2 + 2 * 2
+    losses = {(8, 1e-3): 3.0, (9, 1e-3): 3.4, (8, 2e-3): 3.3, (9, 2e-3): 3.2}
+    known = {RunKey("prism", seed, rate): result("prism", seed, loss) for (seed, rate), loss in losses.items()}
+    assert best_rate(found, "prism", known) == 1e-3
+    misleading = {RunKey("prism", seed, 2e-3): result("prism", seed, 0.1) for seed in (0, 1)}
+    assert seed_key(found, "prism", 0, known | misleading) == RunKey("prism", 0, 1e-3)
+    assert configuration(found, RunKey("prism", 0, 1e-3), known).optimizer.lr == 1e-3
+    with pytest.raises(Waiting):
+        best_rate(found, "uniform", known)
+    assert {key for key in known_keys(found, known) if key.seed < 8} == {RunKey("prism", s, 1e-3) for s in (0, 1)}
+
+
+def test_a_rate_at_which_a_run_diverged_is_not_chosen(tmp_path: Path, data: Path) -> None:
+    found = comparison(tmp_path, data, rates=[1e-3, 2e-3], rate_seeds=[8, 9])
+    known = {RunKey("prism", s, r): result("prism", s, 3.0 - 100 * r) for r in found.rates for s in (8, 9)}
+    assert best_rate(found, "prism", known) == 2e-3
+    known[RunKey("prism", 9, 2e-3)] = result("prism", 9, 0.0, scores={})
+    assert best_rate(found, "prism", known) == 1e-3
+    known[RunKey("prism", 8, 1e-3)] = result("prism", 8, 0.0, scores={})
+    with pytest.raises(RunError, match="prism: diverged at every rate of the list"):
+        best_rate(found, "prism", known)
+
+
+def test_nothing_takes_after_a_run_that_diverged(tmp_path: Path, data: Path) -> None:
+    arms = {**grown_arms(kind="flops", of="sgt"), "static": {"growth": {"policies": ["static_loops"],
+            "static_loops": {"like": "@sgt"}}}}  # fmt: skip
+    found = comparison(tmp_path, data, arms=arms, primary=["sgt", "plain"])
+    known = {RunKey("sgt", 0): result("sgt", 0, 3.0, scores={})}
+    for arm in ("plain", "static"):
+        with pytest.raises(RunError, match="diverged, so that no other arm"):
+            configuration(found, RunKey(arm, 0), known)
+
+
+def test_of_accuracies_the_highest_is_best(tmp_path: Path, data: Path) -> None:
+    found = comparison(tmp_path, data, rates=[1e-3, 2e-3], rate_seeds=[8], measure="accuracy")
+    known = {RunKey("prism", 8, r): result("prism", 8, 3.0, scores={"accuracy": r}) for r in found.rates}
+    assert best_rate(found, "prism", known) == 2e-3
+
+
+def test_references_are_to_the_run_with_the_same_seed_and_rate(tmp_path: Path, data: Path) -> None:
+    arms = {**grown_arms(), "static": {"growth": {"policies": ["static_loops"], "static_loops": {"like": "@sgt"}}}}
+    found = comparison(tmp_path, data, arms=arms, primary=["sgt", "plain"])
+    config = configuration(found, RunKey("static", 1), results({"sgt": [3.0, 3.1]}))
+    assert config["growth.static_loops.like"] == "/runs/sgt/1"
+    rated = comparison(tmp_path, data, arms=arms, primary=["sgt", "plain"], rates=[1e-3, 2e-3], rate_seeds=[9])
+    known = {RunKey("sgt", 9, 2e-3): result("sgt", 9, 3.0)}
+    assert configuration(rated, RunKey("static", 9, 2e-3), known)["growth.static_loops.like"] == "/runs/sgt/9"
+    with pytest.raises(Waiting):
+        configuration(rated, RunKey("static", 9, 1e-3), known)
+
+
+def test_what_another_run_has_grown_can_be_taken_after(tmp_path: Path, data: Path) -> None:
+    control = {"growth": {"policies": ["meristem.comparison.controls:BirthsAt"],
+                          "birthsat": {"times": "@sgt.birth_times", "layers": "@sgt.other_layers"}}}  # fmt: skip
+    arms = {**grown_arms(), "elsewhere": control, "same": {"model.plan": "@sgt.plan", "growth.policies": []}}
+    found = comparison(tmp_path, data, arms=arms, primary=["sgt", "plain"])
+    plan = Plan.uniform(layers=3, width=32, heads=2, vocabulary=320, context=32)
+    known = {
+        RunKey("sgt", 0): result(
+            "sgt", 0, 3.0, births=[(3, 0), (6, 2), (9, 1)], heads=[2, 2, 2], plan=plan.to_dict(), folder=str(tmp_path)
+        )
+    }
+    settings = configuration(found, RunKey("elsewhere", 0), known).growth.tables["birthsat"]
+    assert settings["times"] == (3, 6, 9)
+    assert all(a != b and b in range(3) for a, b in zip((0, 2, 1), settings["layers"], strict=True))
+    config = configuration(found, RunKey("same", 0), known)
+    assert Plan.load(str(config.model.plan)) == plan
+
+
+def test_folders_are_of_one_run_each(tmp_path: Path, data: Path) -> None:
+    arms = {**tables()["arms"], "two words": {"model.heads": 2}}
+    found = comparison(
+        tmp_path, data, arms=arms, rates=[1e-3, 2e-3], rate_seeds=[8], sweep={"train.batch_size": [2, 4]},
+        budget={"kind": "seconds", "seconds": 3.0},
+    )  # fmt: skip
+    keys = [*known_keys(found, {}), *(RunKey(arm, seed, 1e-3) for arm in found.arms for seed in found.seeds)]
+    assert len({key.path for key in keys}) == len(keys)

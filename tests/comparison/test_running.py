@@ -1,0 +1,162 @@
+"""A comparison that is really run: what is missing is trained, what was interrupted goes on, what is done stays."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from comparison.helpers import base_file, tables
+from meristem.comparison.file import Comparison, read_comparison
+from meristem.comparison.planning import RunKey
+from meristem.comparison.running import finished_runs, run_comparison
+from meristem.errors import InputError, RunError
+from meristem.runs.run_folder import RunFolder
+from training.helpers import assert_equal_runs, copy_run, events, metrics, prepared, start
+
+SGT = {"model.schedule": "uniform", "growth": {"policies": ["sgt"], "sgt": {"start": 2, "window": 3}}}
+ARMS: dict[str, Any] = {
+    "sgt": SGT,
+    "plain": {"model.schedule": "uniform", "budget": {"kind": "flops", "of": "sgt"}},
+    "static": {"model.schedule": "uniform", "growth": {"policies": ["static_loops"], "static_loops": {"like": "@sgt"}}},
+}  # fmt: skip
+ASKED: dict[str, Any] = {"arms": ARMS, "primary": ["sgt", "plain"]}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return prepared(tmp_path_factory.mktemp("running"), 30)
+
+
+def asked(folder: Path, data: Path, **changes: Any) -> Comparison:
+    folder.mkdir(parents=True, exist_ok=True)
+    return read_comparison(tables(**{**ASKED, **changes}), base_file(folder, data))
+
+
+@pytest.fixture(scope="module")
+def done(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All six runs, two at a time."""
+    out = tmp_path_factory.mktemp("done")
+    run_comparison(asked(out / "files", data), out, jobs=2, say=lambda text: None)
+    return out
+
+
+def launches(out: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (out / "launches.jsonl").read_text().splitlines()]
+
+
+def test_arms_are_paired_and_matched(done: Path, data: Path) -> None:
+    results = finished_runs(asked(done / "files", data), done)
+    assert set(results) == {RunKey(arm, seed) for arm in ARMS for seed in (0, 1)}
+    for seed in (0, 1):
+        sgt, plain, static = (results[RunKey(arm, seed)] for arm in ARMS)
+        first = [metrics(RunFolder.open(Path(run.folder)))[0] for run in (sgt, plain)]
+        assert first[0]["loss"] == first[1]["loss"]  # the same weights and the same batch
+        per_update = plain.flops // plain.steps
+        assert 0 <= plain.flops - sgt.flops < per_update  # stopped at the update at which the count was reached
+        assert plain.steps > sgt.steps
+        assert static.structure == sgt.structure
+        assert "looped" in static.structure
+        assert sgt.training_seconds > 0
+        assert sgt.evaluation_seconds > 0
+
+
+def test_what_is_done_is_not_repeated(done: Path, data: Path) -> None:
+    before = launches(done)
+    assert len(before) == 6
+    said: list[str] = []
+    run_comparison(asked(done / "files", data), done, say=said.append)
+    assert launches(done) == before
+    assert said == [f"6 runs in {done}; 6 done"]
+
+
+def test_what_was_interrupted_goes_on_and_ends_alike(done: Path, data: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    shutil.copytree(done, out)
+    whole = RunFolder.open(done / "runs/sgt/seed-1")
+    shutil.rmtree(out / "runs/sgt/seed-1")
+    shutil.rmtree(out / "runs/static/seed-1")
+    cut = trained_part(whole, out / "runs/sgt/seed-1")
+    said: list[str] = []
+    run_comparison(asked(out / "files", data), out, say=said.append)
+    assert "going on with sgt, seed 1" in said
+    assert [entry["run"] for entry in launches(out)[6:]] == ["runs/sgt/seed-1", "runs/static/seed-1"]
+    assert "resume" in events(cut)
+    assert_equal_runs(cut, whole)
+
+
+def trained_part(whole: RunFolder, to: Path) -> RunFolder:
+    """A copy of a run, made anew and stopped before its end."""
+    config = whole.path.parents[2] / "configs/runs/sgt/seed-1.toml"
+    process = start("train", config, "--out", to, "--checkpoint.every", "4", "--checkpoint.keep", "9")
+    process.communicate()
+    aside = to.with_name("aside")
+    to.rename(aside)
+    cut = copy_run(RunFolder.open(aside), to, last=4)
+    shutil.rmtree(aside)
+    lines = cut.events.read_text().splitlines(keepends=True)
+    cut.events.write_text("".join(line for line in lines if '"finished"' not in line))
+    return cut
+
+
+def test_a_run_that_is_done_otherwise_is_refused_by_the_key(done: Path, data: Path) -> None:
+    arms = {**ARMS, "sgt": {**SGT, "optimizer.weight_decay": 0.3}}
+    with pytest.raises(InputError, match=r"optimizer.weight_decay = 0.3: .*sgt/seed-0 was trained with 0.1"):
+        finished_runs(asked(done / "files", data, arms=arms), done)
+
+
+def test_other_data_is_refused(done: Path, tmp_path: Path) -> None:
+    other = prepared(tmp_path, 20)
+    with pytest.raises(InputError, match=r"data.path = .* is not the data that .*seed-0 was trained on"):
+        finished_runs(asked(tmp_path / "files", other), done)
+
+
+def test_a_seed_can_be_added(done: Path, data: Path) -> None:
+    results = finished_runs(asked(done / "files", data, seeds=[0, 1, 2]), done)
+    assert {key.seed for key in results} == {0, 1}
+
+
+def test_a_run_that_fails_says_why(tmp_path: Path, data: Path) -> None:
+    arms = {"sgt": {"train.device": "cuda:77"}, "plain": {}}
+    with pytest.raises(RunError, match=r"sgt, seed 0: stopped with status 2 \(error: .*cuda:77"):
+        run_comparison(asked(tmp_path / "files", data, arms=arms), tmp_path / "out", say=lambda text: None)
+
+
+def test_a_run_that_diverges_is_a_result_and_is_not_tried_again(tmp_path: Path, data: Path) -> None:
+    arms = {"wild": {"optimizer.weight_decay": 1e30}, "calm": {}}
+    changes = {"arms": arms, "primary": ["wild", "calm"]}
+    comparison = asked(tmp_path / "files", data, **changes)
+    found = run_comparison(comparison, tmp_path / "out", jobs=2, say=lambda text: None)
+    assert {key.arm: result.diverged for key, result in found.items()} == {"wild": True, "calm": False}
+    again: list[str] = []
+    assert run_comparison(comparison, tmp_path / "out", say=again.append) == found
+    assert again == [f"4 runs in {tmp_path / 'out'}; 4 done"]
+
+
+def test_a_stop_leaves_nothing_running_and_a_second_call_goes_on(tmp_path: Path, data: Path) -> None:
+    """Ctrl-C while the first run is at work; the same command then makes the rest."""
+    arms = {"a": {"model.schedule": "uniform"}, "b": {}}
+    path = base_file(tmp_path, data, train__steps=400, eval__every=0, checkpoint__every=0, log__every=50)
+    text = ['config = "base.toml"', "seeds = [0, 1]", 'primary = ["b", "a"]', "[arms.a]", 'model.schedule = "uniform"',
+            "[arms.b]"]  # fmt: skip
+    path.write_text("\n".join(text))
+    out = tmp_path / "out"
+    process = start("compare", path, "--out", out)
+    first = out / "runs/a/seed-0/metrics.jsonl"
+    deadline = time.monotonic() + 60
+    while not (first.exists() and first.read_text()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "stopping 1 run, with which the same command goes on" in said
+    assert events(RunFolder.open(out / "runs/a/seed-0"))[-1] == "stopped"
+    comparison = read_comparison(tables(arms=arms, primary=["b", "a"]), path)
+    again: list[str] = []
+    assert len(run_comparison(comparison, out, jobs=2, say=again.append)) == 4
+    assert again[:2] == [f"4 runs in {out}; 0 done", "going on with a, seed 0"]
