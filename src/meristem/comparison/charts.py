@@ -12,6 +12,7 @@ from meristem.comparison.results import Result
 from meristem.comparison.tables import name, word
 
 WIDTH = 860
+LETTER, LONGEST = 7.6, 48  # the width of a letter, in the mean and bold, and how many a label has at most
 COLOURS = 8  # of series, --series-0 to --series-7
 
 Points = Sequence[tuple[float, float]]
@@ -32,7 +33,8 @@ def forest(analysis: Analysis, margin: float | None) -> str:
     lines = analysis.contrasts
     if not lines:
         return ""
-    left, right, row, top = 250, 250, 34, 12
+    labels = [_shortened(name(line.contrast)) for line in lines]
+    left, right, row, top = 24 + round(LETTER * max(map(len, labels))), 250, 34, 12
     ends = [e for line in lines for e in (line.difference.low, line.difference.high, *line.by_seed.values())] + [0.0]
     ends += [] if margin is None else [-margin, margin]
     low, high = min(ends), max(ends)
@@ -59,7 +61,7 @@ def forest(analysis: Analysis, margin: float | None) -> str:
         kind = {"better": "better", "worse": "worse"}.get(line.verdict.word, "open")
         weight = ' font-weight="600"' if line.primary else ""
         parts.append(
-            f'<text x="{left - 14}" y="{y + 4:.1f}" text-anchor="end"{weight}>{escape(name(line.contrast))}</text>'
+            f'<text x="{left - 14}" y="{y + 4:.1f}" text-anchor="end"{weight}>{escape(labels[number])}</text>'
             f'<g class="{kind}"><title>{escape(name(line.contrast))}: {interval(difference)}</title>'
             f'<line class="interval" x1="{x(difference.low):.1f}" x2="{x(difference.high):.1f}" y1="{y}" y2="{y}"/>'
             f"{_dots(line.by_seed, x, y)}"
@@ -67,6 +69,11 @@ def forest(analysis: Analysis, margin: float | None) -> str:
             f'<text class="{kind}-text" x="{WIDTH - right + 14}" y="{y + 4:.1f}">{escape(word(line.verdict))}</text>'
         )
     return _svg(height, parts, "Paired differences with 95 % intervals")
+
+
+def _shortened(text: str) -> str:
+    """A label that leaves room for the picture; the whole one is shown where the pointer rests."""
+    return text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
 
 
 def _dots(by_seed: Mapping[int, float], x: Callable[[float], float], y: float) -> str:
