@@ -12,6 +12,8 @@ from torch.nn.functional import cross_entropy, linear, rms_norm, silu
 
 from meristem.errors import InputError
 from meristem.model.fused import (
+    _add_norm,
+    _add_norm_backward,
     _embed_backward,
     add_norm,
     cross_entropy_,
@@ -233,6 +235,17 @@ def test_add_norm_against_torch(width: int, branches: int) -> None:
     check_add_norm(width, torch.float64, torch.float64, "cpu", 1e-12, branches)
     check_add_norm(width, torch.float32, torch.float32, "cpu", 1e-5, branches)
     check_add_norm(width, torch.float32, torch.bfloat16, "cpu", 1e-5, branches)
+
+
+def test_autocast_does_not_round_the_factor_of_a_norm() -> None:
+    generator = torch.Generator().manual_seed(0)
+    x, branch, grad = (torch.randn(64, 96, generator=generator) for _ in range(3))
+    with torch.autocast("cpu", torch.bfloat16):
+        _, normed, factors = _add_norm(x, branch, None, 1e-5, torch.float32)
+        back, _ = _add_norm_backward(normed, factors, x, grad, torch.float32)
+    (_, unit), (expected, _) = add_norm_reference([x, branch], (x, grad))
+    assert relative_error(normed, unit) <= 1e-6
+    assert relative_error(back, expected) <= 1e-6
 
 
 def heads_and_grad(*shape: int) -> tuple[Tensor, Tensor]:

@@ -420,7 +420,8 @@ def _add_norm(
         return add_norm_kernel(x, branch, second, eps, dtype)
     total = x + branch if second is None else x + branch + second
     precise = total.to(accum_dtype(x.dtype))
-    scale = torch.rsqrt(torch.linalg.vecdot(precise, precise) / precise.shape[-1] + eps)
+    lengths = torch.linalg.vector_norm(precise, dim=-1)  # reads once; vecdot, here and below, autocast would round
+    scale = torch.rsqrt(lengths.square() / precise.shape[-1] + eps)
     return total, (precise * scale[:, None]).to(dtype), scale
 
 
@@ -441,7 +442,7 @@ def _add_norm_backward(
 
         return add_norm_backward_kernel(normed, scale, total_grad, normed_grad, dtype)
     unit, flow = normed.to(scale.dtype), normed_grad.to(scale.dtype)
-    along = torch.linalg.vecdot(unit, flow)[:, None] / unit.shape[-1]
+    along = (unit * flow).sum(-1, keepdim=True) / unit.shape[-1]
     grad = torch.addcmul(total_grad, torch.addcmul(flow, unit, along, value=-1), scale[:, None])
     grad = grad.to(total_grad.dtype)
     return grad, grad.new_empty(0) if dtype == grad.dtype else grad.to(dtype)
