@@ -366,10 +366,11 @@ def test_embed_is_a_lookup(dtype: torch.dtype) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("width", [1, 24, 768, 3000])
-def test_triton_embed_backward(dtype: torch.dtype, width: int) -> None:
+@pytest.mark.parametrize("index", [torch.int64, torch.int32])
+def test_triton_embed_backward(dtype: torch.dtype, width: int, index: torch.dtype) -> None:
     """With tokens that come often, never, and in more rows than there are."""
     generator = torch.Generator().manual_seed(0)
-    tokens = torch.randint(29, (500,), generator=generator).square() % 29
+    tokens = (torch.randint(29, (500,), generator=generator).square() % 29).to(index)
     grad = torch.randn(500, width, generator=generator).to(dtype)
     expected = torch.zeros(29, width, dtype=torch.float64).index_add_(0, tokens, grad.double())
     found = _embed_backward(grad.cuda(), tokens.cuda(), 29, torch.float32)
