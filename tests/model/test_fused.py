@@ -27,6 +27,7 @@ from meristem.model.fused import (
     swiglu_feed_forward,
 )
 from meristem.model.fused_loops import _through_norm, follow_heads, gated_linear, gather_heads, norm_project_heads
+from meristem.model.loss import linear_cross_entropy
 from meristem.model.rotary import rotary_table
 
 from .helpers import complex_rotation, needs_gpu, normed_heads, relative_error, split_heads
@@ -246,6 +247,22 @@ def test_autocast_does_not_round_the_factor_of_a_norm() -> None:
     (_, unit), (expected, _) = add_norm_reference([x, branch], (x, grad))
     assert relative_error(normed, unit) <= 1e-6
     assert relative_error(back, expected) <= 1e-6
+
+
+def test_second_derivatives_are_refused() -> None:
+    """Backward takes for constants what it has kept: they would be wrong, and nobody would know."""
+    x, weight, targets = torch.randn(3, 8), torch.randn(5, 8), torch.tensor([0, 4, 2])
+    functions: list[Callable[[Tensor], Tensor]] = [
+        lambda x: add_norm(x, x, 1e-5)[1],
+        lambda x: norm_heads(x.view(1, 3, 2, 4), 1e-5),
+        lambda x: linear_cross_entropy(x, weight, targets),
+        lambda x: swiglu_feed_forward(x, torch.randn(6, 8), torch.ones(8), torch.randn(8, 3)),
+    ]
+    for function in functions:
+        leaf = x.clone().requires_grad_()
+        (grad,) = torch.autograd.grad(function(leaf).square().sum(), leaf, create_graph=True)
+        with pytest.raises(RuntimeError, match="differentiate twice"):
+            grad.sum().backward()
 
 
 def heads_and_grad(*shape: int) -> tuple[Tensor, Tensor]:
