@@ -914,6 +914,13 @@ ANYTHING = st.one_of(
 )  # fmt: skip
 
 
+def test_a_plan_comes_back_from_its_dict() -> None:
+    plan = Plan.uniform(layers=3, width=64, heads=4, vocabulary=10, context=8, qk_norm=True)
+    plan = replace(plan, gates=Gates(2, 2)).with_layer(1, LayerPlan(4, 16, 4, Loop((0, 1), 2, (1,))))
+    assert Plan.from_dict(plan.to_dict()) == plan
+    assert json.loads(plan.to_json()) == plan.to_dict()
+
+
 @given(st.data())
 def test_no_value_in_a_plan_is_a_traceback(data: st.DataObject) -> None:
     plan = Plan.uniform(layers=3, width=64, heads=4, vocabulary=10, context=8, classes=3)

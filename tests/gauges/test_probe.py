@@ -47,3 +47,13 @@ def test_a_batch_shows_the_sizes_of_every_layers_stream() -> None:
     assert look(model, tokens, targets).sizes.tolist() == pytest.approx(expected, rel=1e-5)
     with_padding = [root_mean_square(stream, (7, 7, 7)) for stream in streams]
     assert all(abs(other / right - 1) > 1e-3 for other, right in zip(with_padding, expected, strict=True))
+
+
+def test_a_model_whose_first_layer_is_frozen_shows_the_same_and_stays_frozen() -> None:
+    model = Classifier(Plan.uniform(layers=2, width=8, heads=2, vocabulary=9, context=4, classes=2))
+    tokens, targets = torch.tensor([[3, 4, 5, 6], [7, 8, 1, 2]]), torch.tensor([0, 1])
+    expected = look(model, tokens, targets)
+    model.blocks[0].requires_grad_(False)
+    trained = [parameter.requires_grad for parameter in model.parameters()]
+    assert torch.equal(look(model, tokens, targets).gradients, expected.gradients)
+    assert [parameter.requires_grad for parameter in model.parameters()] == trained

@@ -12,6 +12,8 @@ from torch.nn.functional import cross_entropy, linear, rms_norm, silu
 
 from meristem.errors import InputError
 from meristem.model.fused import (
+    _add_norm,
+    _add_norm_backward,
     _embed_backward,
     add_norm,
     cross_entropy_,
@@ -25,6 +27,7 @@ from meristem.model.fused import (
     swiglu_feed_forward,
 )
 from meristem.model.fused_loops import _through_norm, follow_heads, gated_linear, gather_heads, norm_project_heads
+from meristem.model.loss import linear_cross_entropy
 from meristem.model.rotary import rotary_table
 
 from .helpers import complex_rotation, needs_gpu, normed_heads, relative_error, split_heads
@@ -235,6 +238,33 @@ def test_add_norm_against_torch(width: int, branches: int) -> None:
     check_add_norm(width, torch.float32, torch.bfloat16, "cpu", 1e-5, branches)
 
 
+def test_autocast_does_not_round_the_factor_of_a_norm() -> None:
+    generator = torch.Generator().manual_seed(0)
+    x, branch, grad = (torch.randn(64, 96, generator=generator) for _ in range(3))
+    with torch.autocast("cpu", torch.bfloat16):
+        _, normed, factors = _add_norm(x, branch, None, 1e-5, torch.float32)
+        back, _ = _add_norm_backward(normed, factors, x, grad, torch.float32)
+    (_, unit), (expected, _) = add_norm_reference([x, branch], (x, grad))
+    assert relative_error(normed, unit) <= 1e-6
+    assert relative_error(back, expected) <= 1e-6
+
+
+def test_second_derivatives_are_refused() -> None:
+    """Backward takes for constants what it has kept: they would be wrong, and nobody would know."""
+    x, weight, targets = torch.randn(3, 8), torch.randn(5, 8), torch.tensor([0, 4, 2])
+    functions: list[Callable[[Tensor], Tensor]] = [
+        lambda x: add_norm(x, x, 1e-5)[1],
+        lambda x: norm_heads(x.view(1, 3, 2, 4), 1e-5),
+        lambda x: linear_cross_entropy(x, weight, targets),
+        lambda x: swiglu_feed_forward(x, torch.randn(6, 8), torch.ones(8), torch.randn(8, 3)),
+    ]
+    for function in functions:
+        leaf = x.clone().requires_grad_()
+        (grad,) = torch.autograd.grad(function(leaf).square().sum(), leaf, create_graph=True)
+        with pytest.raises(RuntimeError, match="differentiate twice"):
+            grad.sum().backward()
+
+
 def heads_and_grad(*shape: int) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(0)
     x, grad = (torch.randn(shape, generator=generator, dtype=torch.float64) for _ in range(2))
@@ -353,10 +383,11 @@ def test_embed_is_a_lookup(dtype: torch.dtype) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("width", [1, 24, 768, 3000])
-def test_triton_embed_backward(dtype: torch.dtype, width: int) -> None:
+@pytest.mark.parametrize("index", [torch.int64, torch.int32])
+def test_triton_embed_backward(dtype: torch.dtype, width: int, index: torch.dtype) -> None:
     """With tokens that come often, never, and in more rows than there are."""
     generator = torch.Generator().manual_seed(0)
-    tokens = torch.randint(29, (500,), generator=generator).square() % 29
+    tokens = (torch.randint(29, (500,), generator=generator).square() % 29).to(index)
     grad = torch.randn(500, width, generator=generator).to(dtype)
     expected = torch.zeros(29, width, dtype=torch.float64).index_add_(0, tokens, grad.double())
     found = _embed_backward(grad.cuda(), tokens.cuda(), 29, torch.float32)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from meristem.config import OptimizerConfig
+from meristem.errors import InputError
 from meristem.model import Decoder
 from meristem.plan import Plan
 from meristem.runs import saver
@@ -52,6 +53,20 @@ def test_a_recorded_graph_gives_the_gradients_of_plain_calls(micro_batches: int)
             assert theirs.grad is not None
             error = (mine.grad - theirs.grad).norm() / theirs.grad.norm()
             assert float(error) < 2e-2
+
+
+@pytest.mark.parametrize("shape", [(2, 1, 64), (1, 4, 64), (2, 4, 32)])
+def test_a_recorded_graph_refuses_tokens_of_another_shape(shape: tuple[int, ...]) -> None:
+    """One sequence instead of four would be copied into all of them, and half the micro-batches count half."""
+    device = torch.device("cuda")
+    model = Decoder(Plan.from_heads([2], width=64, vocabulary=320, context=64)).to(device)
+    gradients = Gradients(model, device=device)
+    tokens = torch.randint(320, (2, 4, 64), generator=torch.Generator().manual_seed(0)).to(device)
+    for _ in range(2):
+        gradients(tokens, tokens)
+    part = tokens[: shape[0], : shape[1], : shape[2]]
+    with pytest.raises(InputError, match="tokens"):
+        gradients(part, part)
 
 
 def test_a_recorded_graph_with_recomputed_blocks_gives_the_same_gradients() -> None:

@@ -83,7 +83,6 @@ def grow_all(
     """
     step = TrainingStep(with_heads(plan, 1), device)
     first = step_seconds(step, batches, device)
-    step(*next(batches))  # recorded
     usual = min(step_seconds(step, batches, device) for _ in range(3))
     pauses: list[float] = []
     for heads in range(2, max(plan.heads) + 1):

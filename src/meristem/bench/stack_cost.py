@@ -33,8 +33,7 @@ def measure_stack(plan: Plan, device: torch.device, *, start_layers: int, batch:
     step = TrainingStep(prepared(plan, [policy]), device)
     grower = Grower(step.model, step.optimizer, [policy])
     batches = random_batches(plan, device, batch)
-    for _ in range(2):  # compiles kernels, and is recorded
-        step(*next(batches))
+    step(*next(batches))  # compiles kernels, and is recorded
     few = statistics.median(step_times(step, batches, steps, device)[0])
     tokens, targets = next(batches)
     for _ in range(steps - 1):

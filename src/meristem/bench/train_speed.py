@@ -38,9 +38,9 @@ def measure_train(
 ) -> StepResult:
     """Train a plan on random tokens, and read the speed of its timed updates, at most 50, where users read it.
 
-    Before them are as many as `measure` makes, and at least the two of which the second is recorded on a GPU.
+    Before them are as many as `measure` makes, the first of which is recorded on a GPU.
     """
-    batch, steps, before = timing.batch, min(timing.steps, Clock.WINDOW), 1 + max(timing.warmup, 1)
+    batch, steps, before = timing.batch, min(timing.steps, Clock.WINDOW), 1 + timing.warmup
     unseen = io.StringIO()
     with (
         tempfile.TemporaryDirectory(prefix="bench-") as place,

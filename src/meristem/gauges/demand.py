@@ -132,18 +132,17 @@ class DemandGauge:
         """Take in a batch: normed inputs and gradients by the attention's output, each (layers, B, T, d).
 
         Gradients are those of the mean loss times the number of its terms. `attention_mask` (T, T) or (B, T, T) says
-        which tokens (columns) each token (row) may look at; rows of padding are empty. `sizes` (layers,) are those of a
-        coordinate of the stream, in the root mean square. A batch with something in it that is not finite is passed
-        over: it would stay in the sums for good.
+        which tokens (columns) each token (row) may look at; rows of padding, which only the latter has, are empty.
+        `sizes` (layers,) are those of a coordinate of the stream, in the root mean square. A batch with something in it
+        that is not finite is passed over: it would stay in the sums for good.
         """
         x, gradients, sizes = (part.to(**self.place) for part in (inputs, gradients, sizes))
         real = attention_mask.any(-1).expand(x.shape[1], -1)[None, :, :, None].to(x)
         sequences, tokens = sum_over_ranks(torch.stack((x.new_full((), x.shape[1]), real.sum())))
+        padded = attention_mask.ndim == 3  # where all sequences look alike nothing is padding
 
         def of_real(part: Tensor) -> Tensor:
-            return (
-                part * real if attention_mask.ndim == 3 else part
-            )  # where all sequences look alike nothing is padding
+            return part * real if padded else part
 
         # What is the same for all tokens is not for attention to say: it is taken out of the gradients, and of what is
         # read. With the one gone the other is a constant in derivatives.

@@ -161,12 +161,12 @@ def _chosen(tokens: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
 
 @contextmanager
 def _frozen(model: Growable, but: Tensor) -> Iterator[None]:
-    """Gradients by the parameters are not asked for, and so not computed."""
-    trained = [p for p in model.parameters() if p.requires_grad and p is not but]
-    for parameter in trained:
-        parameter.requires_grad_(False)
+    """Gradients by the parameters are not asked for, and so not computed; but by one, whether it is trained or not."""
+    trained = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
+    for parameter, _ in trained:
+        parameter.requires_grad_(parameter is but)
     try:
         yield
     finally:
-        for parameter in trained:
-            parameter.requires_grad_(True)
+        for parameter, was in trained:
+            parameter.requires_grad_(was)

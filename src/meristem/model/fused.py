@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.nn.functional import embedding, silu
 
 from meristem.errors import InputError
@@ -81,6 +82,7 @@ class _Embed(torch.autograd.Function):
         return embedding(tokens, weight).to(dtype)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor, None]:
         (tokens,) = ctx.saved_tensors
         return None, _embed_backward(grad.flatten(0, -2), tokens.flatten(), *ctx.like), None
@@ -305,6 +307,7 @@ class _ProjectHeads(torch.autograd.Function):
         return packed[:, :, :heads], packed[:, :, heads:rotated], packed[:, :, rotated:]
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, dq: Tensor, dk: Tensor, dv: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, gain, kept, cos, sin, *normed = ctx.saved_tensors
         folded = Folded(weight, gain, kept)
@@ -373,6 +376,7 @@ class _NormHeads(torch.autograd.Function):
         return result
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         return _norm_heads_backward(grad, *ctx.saved_tensors), None
 
@@ -395,6 +399,7 @@ class _WriteHeads(torch.autograd.Function):
         return x @ cast.T
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None]:
         x, weight = ctx.saved_tensors
         return grad @ weight, product_in(grad.T, x, ctx.weight_dtype) if ctx.needs_input_grad[1] else None
@@ -420,7 +425,8 @@ def _add_norm(
         return add_norm_kernel(x, branch, second, eps, dtype)
     total = x + branch if second is None else x + branch + second
     precise = total.to(accum_dtype(x.dtype))
-    scale = torch.rsqrt(torch.linalg.vecdot(precise, precise) / precise.shape[-1] + eps)
+    lengths = torch.linalg.vector_norm(precise, dim=-1)  # reads once; vecdot, here and below, autocast would round
+    scale = torch.rsqrt(lengths.square() / precise.shape[-1] + eps)
     return total, (precise * scale[:, None]).to(dtype), scale
 
 
@@ -441,7 +447,7 @@ def _add_norm_backward(
 
         return add_norm_backward_kernel(normed, scale, total_grad, normed_grad, dtype)
     unit, flow = normed.to(scale.dtype), normed_grad.to(scale.dtype)
-    along = torch.linalg.vecdot(unit, flow)[:, None] / unit.shape[-1]
+    along = (unit * flow).sum(-1, keepdim=True) / unit.shape[-1]
     grad = torch.addcmul(total_grad, torch.addcmul(flow, unit, along, value=-1), scale[:, None])
     grad = grad.to(total_grad.dtype)
     return grad, grad.new_empty(0) if dtype == grad.dtype else grad.to(dtype)
@@ -471,6 +477,7 @@ class _AddNorm(torch.autograd.Function):
         return total, normed
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, total_grad: Tensor, normed_grad: Tensor) -> tuple[Tensor | None, ...]:
         normed, scale = ctx.saved_tensors
         grad, copy = _add_norm_backward(normed, scale, total_grad, normed_grad, ctx.branch_dtype)
@@ -542,6 +549,7 @@ class _SwigluFeedForward(torch.autograd.Function):
         return swiglu(gate_up) @ cast_down.T
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, gate_up, *parts, down = ctx.saved_tensors
         folded = Folded(*parts)

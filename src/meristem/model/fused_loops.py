@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.nn.functional import linear, pad
 
 from meristem.model.fused import rotate, rotate_heads_
@@ -25,6 +26,7 @@ class _GatherHeads(torch.autograd.Function):
         return weight.index_select(dim, heads)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
         (takers,) = ctx.saved_tensors
         shape = [-1 if dim == ctx.dim else 1 for dim in range(grad.ndim)]
@@ -135,6 +137,7 @@ class _NormProjectHeads(torch.autograd.Function):
         return parts if packed.shape[2] == 3 * heads else (*parts, packed, scale.view(x.shape[:-1]))
 
     @staticmethod
+    @once_differentiable
     def backward(
         ctx: Any, total_grad: Tensor, dq: Tensor, dk: Tensor, dv: Tensor, packed_grad: Tensor | None = None,
         scale_grad: Tensor | None = None,
@@ -259,6 +262,7 @@ class _FollowHeads(torch.autograd.Function):
         return result[:, :, :heads], result[:, :, heads : 2 * heads], result[:, :, 2 * heads :]
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, dq: Tensor, dk: Tensor, dv: Tensor) -> tuple[Tensor | None, ...]:
         packed, change, read, scale, result, inverse, step, cos, sin = ctx.saved_tensors
         packed_grad, change_grad, read_grad, scale_grad = _follow_backward(
@@ -305,6 +309,7 @@ class _GatedLinear(torch.autograd.Function):
         return gated(x, gates).to(x.dtype).flatten(1) @ weight.to(x.dtype).T
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         x, gates, weight = ctx.saved_tensors
         heads = weight.unflatten(1, x.shape[1:])

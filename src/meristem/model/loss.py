@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from meristem.model.fused import IGNORE, cross_entropy_, fold_gain, fold_gain_backward
 from meristem.model.operators import accum_dtype, product_dtype, product_in
@@ -45,6 +46,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         return loss
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         hidden_grad, product_grad, weight, gain = ctx.saved_tensors
         if hidden_grad is not None:

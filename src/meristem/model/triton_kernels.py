@@ -64,7 +64,8 @@ def _embed_backward(grad, tokens, result, width, BLOCK: tl.constexpr):  # type: 
     at = tl.arange(0, BLOCK)
     inside = at < width
     value = tl.load(grad + row * width + at, mask=inside, other=0.0).to(result.dtype.element_ty)
-    tl.atomic_add(result + tl.load(tokens + row) * width + at, value, mask=inside, sem="relaxed")
+    token = tl.load(tokens + row).to(tl.int64)
+    tl.atomic_add(result + token * width + at, value, mask=inside, sem="relaxed")
 
 
 def embed_backward_kernel(grad: Tensor, tokens: Tensor, vocabulary: int, dtype: torch.dtype) -> Tensor:

@@ -28,7 +28,7 @@ SIZES = {  # of a plan, and their ceilings
 
 def plan_to_dict(plan: Plan) -> dict[str, Any]:
     """Plain values for JSON. What a plan without growth, or a language model, does not have is left out."""
-    data = {"format": FORMAT, **asdict(plan)}
+    data = {"format": FORMAT, **_with_lists(asdict(plan))}
     if plan.gates is None:
         del data["gates"]
     if plan.classes is None:
@@ -45,6 +45,13 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
         if layer["loop"] is not None and not layer["loop"]["fading"]:
             del layer["loop"]["fading"]
     return data
+
+
+def _with_lists(value: Any) -> Any:
+    """The value with lists, which JSON has, instead of tuples."""
+    if isinstance(value, dict):
+        return {name: _with_lists(part) for name, part in value.items()}
+    return [_with_lists(part) for part in value] if isinstance(value, tuple) else value
 
 
 def plan_fields(data: Any) -> dict[str, Any]:

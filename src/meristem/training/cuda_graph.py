@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from meristem.errors import InputError
+
 if TYPE_CHECKING:
     from meristem.training.gradients import Gradients
 
@@ -45,6 +47,9 @@ class RecordedStep:
     def accumulate(self, tokens: Tensor, targets: Tensor) -> Tensor:
         if self.recording is None:
             self._record(tokens[0], targets[0], 1 / len(tokens))
+            self.shape = tokens.shape
+        if tokens.shape != self.shape:  # a copy could stretch them, and the share of each is in the recording
+            raise InputError("tokens", tuple(tokens.shape), f"must have the recorded shape {tuple(self.shape)}")
         grads = [p.grad for p in self.gradients.parameters if p.grad is not None]
         loss = self._replay(tokens[0], targets[0])
         if len(tokens) == 1:
@@ -63,10 +68,11 @@ class RecordedStep:
             self.fresh = False
         self._clear()
         torch.cuda.empty_cache()  # the recording allocates from a pool of its own
-        self.recording = torch.cuda.CUDAGraph()
+        recording = torch.cuda.CUDAGraph()
         # Thread by thread: a checkpoint may be on its way to the host meanwhile, which has nothing to do with this.
-        with torch.cuda.graph(self.recording, capture_error_mode="thread_local"):
-            self.loss = self.gradients.backward(self.tokens, self.targets, weight)
+        with torch.cuda.graph(recording, capture_error_mode="thread_local"):
+            loss = self.gradients.backward(self.tokens, self.targets, weight)
+        self.recording, self.loss = recording, loss  # whole: one that an error has broken off cannot be replayed
 
     def _replay(self, tokens: Tensor, targets: Tensor) -> Tensor:
         assert self.recording is not None
