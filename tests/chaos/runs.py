@@ -141,9 +141,16 @@ def differences(found: Mapping[str, Any], expected: Mapping[str, Any]) -> list[s
 
 
 def _state(path: Path) -> Any:
-    """The state of a checkpoint without the hashes of the logs, in which it stands how often a run was resumed."""
+    """The state of a checkpoint without the hashes of the logs, in which it stands how often a run was resumed.
+
+    Nor the seconds that things took.
+    """
     state = _parsed(path.read_text(encoding="utf-8")) if path.is_file() else None
-    return {key: value for key, value in state.items() if key != "logs"} if isinstance(state, dict) else state
+    return (
+        {key: value for key, value in state.items() if key not in ("logs", "seconds")}
+        if isinstance(state, dict)
+        else state
+    )
 
 
 def _events(path: Path) -> list[Any]:
