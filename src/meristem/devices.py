@@ -52,16 +52,17 @@ def choose_device(name: str) -> torch.device:
     return torch.device(name)
 
 
-def keep_freed_memory(device: torch.device) -> None:
-    """On a CPU, keep what an update frees for the next one.
+def keep_freed_memory(device: torch.device) -> bool:
+    """On a CPU, keep what an update frees for the next one; whether that could be arranged.
 
     The C library gives large blocks back to the system, which hands them out anew page by page: 8 % of a small model's
     step. It is asked not to where it can be (glibc), for the whole process.
     """
-    if device.type == "cpu" and platform.libc_ver()[0] == "glibc":
-        mallopt = ctypes.CDLL(None).mallopt
-        for parameter, size in ((M_MMAP_THRESHOLD, 32 << 20), (M_TRIM_THRESHOLD, 2**31 - 1), (M_TOP_PAD, 64 << 20)):
-            mallopt(parameter, size)
+    if device.type != "cpu" or platform.libc_ver()[0] != "glibc":
+        return False
+    mallopt = ctypes.CDLL(None).mallopt
+    wanted = ((M_MMAP_THRESHOLD, 32 << 20), (M_TRIM_THRESHOLD, 2**31 - 1), (M_TOP_PAD, 64 << 20))
+    return all([mallopt(parameter, size) == 1 for parameter, size in wanted])
 
 
 def memory_of(device: torch.device) -> int:
