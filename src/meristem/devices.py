@@ -62,7 +62,7 @@ def keep_freed_memory(device: torch.device) -> bool:
         return False
     mallopt = ctypes.CDLL(None).mallopt
     wanted = ((M_MMAP_THRESHOLD, 32 << 20), (M_TRIM_THRESHOLD, 2**31 - 1), (M_TOP_PAD, 64 << 20))
-    return all([mallopt(parameter, size) == 1 for parameter, size in wanted])
+    return all(mallopt(parameter, size) == 1 for parameter, size in wanted)
 
 
 def memory_of(device: torch.device) -> int:
