@@ -151,9 +151,10 @@ class Folded(NamedTuple):
         return fold_gain(self.weight, self.gain, dtype) if self.kept is None else self.kept
 
     def gradients(self, ctx: Any, grad: Tensor, x: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        """Those of weight and gain, the second and third input of a function, from that of its product with x (N, d).
+        """The gradients of weight and gain, from that of their product with x (N, d).
 
-        Whoever asks what the loss wants of activations has frozen them: then there is nothing to compute.
+        They are the second and third input of the function whose context this is. Whoever asks what the loss wants of
+        activations has frozen them: then there is nothing to compute.
         """
         if not any(ctx.needs_input_grad[1:3]):
             return None, None
@@ -538,7 +539,7 @@ def _(gate_up: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class _SwigluFeedForward(torch.autograd.Function):
-    """Of what lies between the two products only gate and up are kept; the hidden layer is formed again in backward."""
+    """The feed-forward layer keeps gate and up alone; what lies between its products is formed again in backward."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, gain: Tensor, down: Tensor) -> Tensor:

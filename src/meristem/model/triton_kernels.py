@@ -278,7 +278,7 @@ def norm_rotate_backward_into(
 
 
 def _check_packed(packed: Tensor, heads: Tensor) -> None:
-    """Of a packed tensor, tokens follow each other at one distance, and the heads of a token lie side by side."""
+    """The tokens of a packed tensor follow each other at one distance, and the heads of a token lie side by side."""
     assert packed.stride(0) == heads.shape[1] * packed.stride(1)
     assert packed.stride(2) == heads.shape[3]
     assert packed.stride(3) == 1

@@ -82,42 +82,20 @@ function headColours(run) {
   const linear = (low, high) => (value) => (high > low ? (value - low) / (high - low) : 0.5);
   const logarithmic = (low, high) => (value) =>
     high > low ? Math.log(Math.max(value, low) / low) / Math.log(high / low) : 0.5;
-  if (readings.entropy.length) {
-    const [low, high] = spread(readings.entropy);
-    found.entropy = {
-      title: "entropy",
-      text: (value) => compact(value, 3),
-      low,
-      high,
-      share: linear(low, high),
-      at: readingsAt(readings.entropy),
-    };
-  }
+  const add = (name, title, text, low, high, scale) => {
+    found[name] = { title, text, low, high, share: scale(low, high), at: readingsAt(readings[name]) };
+  };
+  const number = (value) => compact(value, 3);
+  if (readings.entropy.length) add("entropy", "entropy", number, ...spread(readings.entropy), linear);
   if (readings.demand.length) {
     const [least, most] = spread(readings.demand),
       high = Math.max(most, 1),
       low = Math.min(1, Math.max(least, high / 1e4));
-    found.demand = {
-      title: "demand, in thresholds",
-      text: (value) => `${compact(value, 3)} × threshold`,
-      low,
-      high,
-      share: logarithmic(low, high),
-      at: readingsAt(readings.demand),
-    };
+    add("demand", "demand, in thresholds", (value) => `${number(value)} × threshold`, low, high, logarithmic);
   }
   if (readings.own_share.length) {
-    const [least, high] = spread(readings.own_share),
-      low = Math.max(least, high / 1e4);
-    if (high > 0)
-      found.own_share = {
-        title: "own share",
-        text: (value) => compact(value, 3),
-        low,
-        high,
-        share: logarithmic(low, high),
-        at: readingsAt(readings.own_share),
-      };
+    const [least, high] = spread(readings.own_share);
+    if (high > 0) add("own_share", "own share", number, Math.max(least, high / 1e4), high, logarithmic);
   }
   if (evaluation && evaluation.distance) {
     const { layers, values } = evaluation.distance,
