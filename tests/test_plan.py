@@ -556,8 +556,14 @@ def test_a_process_must_have_room_for_whole_weights() -> None:
 
 
 def test_a_plan_without_trouble_has_no_warnings() -> None:
-    assert Plan.uniform(**SIZES["medium"]).warnings() == []
-    assert Plan.prism(**SIZES["medium"]).warnings(tensor_parallel=4) == []
+    assert Plan.uniform(**SIZES["small"]).warnings() == []
+    assert Plan.prism(**SIZES["medium"], feed_forward=2688).warnings(tensor_parallel=4) == []
+
+
+def test_a_feed_forward_that_fills_tiles_badly_is_warned_of() -> None:
+    (warning,) = Plan.uniform(**SIZES["medium"]).warnings()
+    assert "feed-forward 2736 is not a multiple of 128" in warning
+    assert "2688 and 2816" in warning
 
 
 @pytest.mark.parametrize(

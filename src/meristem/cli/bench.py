@@ -158,7 +158,7 @@ def bench_growth(
 def bench_recipe(
     data: Annotated[Path, typer.Option(help="A folder made by `meristem data prepare`.")],
     config: Annotated[
-        Path | None, typer.Option(help="Model and optimizer of ours; 124M parameters and Muon if not given.")
+        Path | None, typer.Option(help="Model and optimizer of ours; those of configs/prism-124m.toml if not given.")
     ] = None,
     nanogpt: Annotated[Path | None, typer.Option(help="A checkout of karpathy/nanoGPT.")] = None,
     baseline: Annotated[Path | None, typer.Option(help="A checkout of KellerJordan/modded-nanogpt.")] = None,
@@ -184,8 +184,9 @@ def bench_recipe(
     place, found = choose_device(device), open_data(data)
     if not isinstance(found, TokenData):
         raise InputError("data", str(data), "must be of a language model, not of a classifier")
-    model = ModelConfig(layers=12, width=768, heads=12, schedule="prism", context=1024)
-    own = Config(model=model, optimizer=OptimizerConfig(kind="muon")) if config is None else load_config(config)
+    model = ModelConfig(layers=12, width=768, heads=12, schedule="prism", context=1024, qk_norm=True)
+    recipe = OptimizerConfig(kind="muon", lr=4e-3, curve="wsd", decay=0.7, final=0.0)  # that of configs/prism-124m.toml
+    own = Config(model=model, optimizer=recipe) if config is None else load_config(config)
     plan = initial_plan(own, found)
     arms = arms_of(
         plan, own.optimizer, place, nanogpt=nanogpt, baseline=baseline, factors=positive_numbers("factors", factors),

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 FLASH_LIMIT = 256  # flash and cuDNN attention kernels stop here
 FLASHINFER_DIMS = (64, 128, 256, 512)
+TILE = 128  # columns that a product on a GPU computes at a time; what is left over is wasted
+LARGE_WIDTH = 1024  # from where that is measured: 2736 takes 2.5 % longer a step than 2688 and 1.4 % than 2816
 
 
 def plan_table(plan: Plan) -> str:
@@ -78,6 +80,12 @@ def plan_warnings(plan: Plan, tensor_parallel: int = 1) -> list[str]:
     if is_prism_like(plan.heads) and all(layer.query_width == plan.width for layer in plan.layers):
         for count, length in short_phases(plan.heads):
             found.append(f"the phase of {count} heads lasts {length} layer; Prism keeps at least 2")
+    if plan.width >= LARGE_WIDTH and plan.feed_forward % TILE:
+        lower = plan.feed_forward // TILE * TILE
+        found.append(
+            f"feed-forward {plan.feed_forward} is not a multiple of {TILE}, which products fill badly on a GPU; "
+            f"{lower} and {lower + TILE} both make a faster step"
+        )
     ratios = {layer.heads // layer.kv_heads for layer in plan.layers}
     if len(ratios) > 1:
         found.append(
