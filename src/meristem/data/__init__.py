@@ -5,7 +5,7 @@ from meristem.data.labelled.labelled_data import Findings, LabelledData, Labelle
 from meristem.data.labelled.pieces import Cut
 from meristem.data.labelled.prepare_labelled import default_cut, findings_notes, findings_warnings, prepare_labelled
 from meristem.data.labelled.recipe import Recipe
-from meristem.data.labelled.rows import Columns, read_rows
+from meristem.data.labelled.rows import Columns, read_rows, read_texts
 from meristem.data.progress import PreparationProgress, shown_progress
 from meristem.data.sampler import RowSampler, Sampler, batch, evaluation_windows, padded_length, row_batch
 from meristem.data.text.corpus import BadPlace, Document, find_files, read_documents, stdlib_files
@@ -58,6 +58,7 @@ __all__ = [
     "prepare_labelled",
     "read_documents",
     "read_rows",
+    "read_texts",
     "row_batch",
     "shown_progress",
     "stdlib_files",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +36,7 @@ from meristem.runs.divergence import REWINDS_FILE, Rewind, load_rewinds
 from meristem.runs.lock import check_free, run_lock
 from meristem.runs.log import aside_name, damage, positions, read_log
 from meristem.runs.origin import OLDER_FILE, Origin
+from meristem.runs.predictions import Prediction, class_logits, encoded_rows, predictions
 from meristem.wording import listed
 
 logger = logging.getLogger(__name__)
@@ -246,6 +247,18 @@ class LoadedRun:
         if isinstance(self.model, Decoder):
             raise InputError("run", str(self.folder.path), "is of a language model, and this needs a classifier")
         return Recipe.load(self.folder.path)
+
+    def predict(self, texts: Sequence[str], *, temperature: float = 1.0) -> list[Prediction]:
+        """What the classifier says of texts, in their order. Logits are divided by `temperature`.
+
+            for text, found in zip(texts, load_run("runs/classifier").predict(texts)):
+                print(text, found.label, found.probabilities[found.label])
+
+        `meristem.evaluation.calibration` finds the temperature that suits held-out rows.
+        """
+        recipe = self.recipe
+        logits = class_logits(self.model, encoded_rows(recipe, texts), batch=self.config.eval.batch, device=self.device)
+        return predictions(logits, recipe.classes, temperature)
 
 
 def settle(model: Transformer) -> None:

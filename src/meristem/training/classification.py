@@ -9,9 +9,9 @@ import torch
 from numpy.typing import NDArray
 from torch.nn.functional import cross_entropy
 
-from meristem.data import LabelledRows, padded_length
-from meristem.devices import autocast
+from meristem.data import LabelledRows
 from meristem.model import Transformer
+from meristem.runs.predictions import logits_by_batch
 
 Counts = NDArray[np.int64]
 Shares = NDArray[np.float64]
@@ -76,22 +76,16 @@ def _share(part: object, whole: object) -> Shares:
 def classify(
     model: Transformer, rows: LabelledRows, *, batch: int, device: torch.device, chosen: Counts | None = None
 ) -> Scores:
-    """Score the rows, or those that are `chosen` (n,) by number. Rows of about the same length share a batch."""
+    """Score the rows, or those that are `chosen` (n,) by number."""
     classes = model.plan.classes
     assert classes is not None
-    order = np.arange(len(rows)) if chosen is None else chosen
-    order = order[np.argsort(rows.lengths[order], kind="stable")]
     confusion = np.zeros((classes, classes), np.int64)
     total = torch.zeros((), dtype=torch.float64, device=device)
-    for start in range(0, len(order), batch):
-        part = order[start : start + batch]
-        tokens = torch.from_numpy(rows.padded(part, padded_length(rows.lengths[part], model.plan.context)))
+    for part, logits in logits_by_batch(model, rows, batch=batch, device=device, chosen=chosen):
         targets = torch.from_numpy(rows.labels[part]).to(device)
-        with autocast(device):
-            logits = model(tokens.to(device)).logits
-        total += cross_entropy(logits.float(), targets, reduction="sum").double()
+        total += cross_entropy(logits, targets, reduction="sum").double()
         np.add.at(confusion, (rows.labels[part], logits.argmax(-1).cpu().numpy()), 1)
-    return Scores(float(total) / max(1, len(order)), confusion)
+    return Scores(float(total) / max(1, int(confusion.sum())), confusion)
 
 
 def spread_rows(count: int, limit: int) -> Counts:

@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, get_args
+from typing import Any, BinaryIO, NamedTuple, get_args
 
 from meristem.choices import Quote
 from meristem.data.text.corpus import (
@@ -30,6 +30,7 @@ QUOTES: tuple[str, ...] = get_args(Quote)
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
 FASTA = (".fasta", ".fa", ".faa", ".fna")
 SUFFIXES = (*DELIMITERS, ".jsonl", *FASTA)
+TEXT_SUFFIXES = (*SUFFIXES, ".txt")  # of texts without labels
 
 csv.field_size_limit(LARGEST_DOCUMENT // 4)  # it takes 4 bytes a letter; the library's own limit is below a genome
 
@@ -68,20 +69,40 @@ class Row(NamedTuple):
     split: str | None
 
 
+class TextRow(NamedTuple):
+    """A text without a label, and where it stands; `name` is the id of a FASTA record."""
+
+    path: Path
+    line: int
+    text: str
+    name: str | None
+
+
 class _Record(NamedTuple):
     line: int
     values: Mapping[str, Any]
+    name: str | None = None
 
 
 def row_files(paths: list[Path]) -> list[Path]:
     """The same paths, or an error that names the one that cannot be read as labelled rows."""
     for path in paths:
-        if not path.is_file():
-            raise InputError("paths", str(path), "is not a regular file" if path.exists() else "no such file")
-        if plain_suffix(path) not in SUFFIXES:
-            allowed = f"must be {', '.join(SUFFIXES)}, each also with {' or '.join(COMPRESSIONS)}"
-            raise InputError("paths", str(path), f"unknown kind of file; {allowed}")
+        _check_file("paths", path, SUFFIXES)
     return paths
+
+
+def text_file(path: Path) -> Path:
+    """The same path, or an error that says why texts cannot be read from it."""
+    _check_file("file", path, TEXT_SUFFIXES)
+    return path
+
+
+def _check_file(field: str, path: Path, suffixes: Sequence[str]) -> None:
+    if not path.is_file():
+        raise InputError(field, str(path), "is not a regular file" if path.exists() else "no such file")
+    if plain_suffix(path) not in suffixes:
+        allowed = f"must be {', '.join(suffixes)}, each also with {' or '.join(COMPRESSIONS)}"
+        raise InputError(field, str(path), f"unknown kind of file; {allowed}")
 
 
 def is_fasta(path: Path) -> bool:
@@ -90,30 +111,64 @@ def is_fasta(path: Path) -> bool:
 
 def read_rows(path: Path, columns: Columns) -> Iterator[Row | BadPlace]:
     """The rows of a file in order, and the places where there should be one but is not."""
-    suffix, text = plain_suffix(path), columns.text
+    for record in _records(path, columns, labelled=True):
+        yield record if isinstance(record, BadPlace) else _row(path, record, columns)
+
+
+def read_texts(path: Path, columns: Columns) -> Iterator[TextRow | BadPlace]:
+    """The texts of a file in order, whose labels are not asked for, and the places where there should be one.
+
+    Besides the kinds of files with labelled rows it may be a .txt, every line of which is a text.
+    """
+    if plain_suffix(path) == ".txt":
+        yield from _line_texts(path, _lines(path))
+        return
+    for record in _records(path, columns, labelled=False):
+        yield record if isinstance(record, BadPlace) else _text_row(path, record, columns)
+
+
+def stream_texts(stream: BinaryIO, path: Path = Path("-")) -> Iterator[TextRow | BadPlace]:
+    """The lines of a stream such as stdin, each a text; blank ones are passed over."""
+    return _line_texts(path, lines_of(stream))
+
+
+def _line_texts(path: Path, lines: Iterator[bytes | BadPlace | None]) -> Iterator[TextRow | BadPlace]:
+    for number, line in enumerate(lines, start=1):
+        if isinstance(line, BadPlace):
+            yield line
+        elif line is None:
+            yield BadPlace(path, number, str(TooLongError("a line")))
+        elif line.strip():
+            try:
+                yield TextRow(path, number, line.decode("utf-8").strip(), None)
+            except UnicodeDecodeError:
+                yield BadPlace(path, number, "not UTF-8 text")
+
+
+def _records(path: Path, columns: Columns, *, labelled: bool) -> Iterator[_Record | BadPlace]:
+    suffix = plain_suffix(path)
     if is_fasta(path):
-        records, text = _fasta(path, columns), "sequence"
-    elif suffix in DELIMITERS:
-        records = _with_columns(path, _separated(path, columns.quote), columns)
-    else:
-        records = _json_lines(path)
-    for record in records:
-        yield record if isinstance(record, BadPlace) else _row(path, record, columns, text)
+        return _fasta(path, columns, labelled=labelled)
+    if suffix in DELIMITERS:
+        return _with_columns(path, _separated(path, columns.quote), columns, labelled=labelled)
+    return _json_lines(path)
 
 
-def _with_columns(path: Path, records: Iterator[_Record | BadPlace], columns: Columns) -> Iterator[_Record | BadPlace]:
+def _with_columns(
+    path: Path, records: Iterator[_Record | BadPlace], columns: Columns, *, labelled: bool
+) -> Iterator[_Record | BadPlace]:
     """The records of a file with a header, which must have the columns: no row could be read without them."""
     checked = False
     for record in records:
         if not checked and isinstance(record, _Record):
-            _check_columns(path, list(record.values), columns)
+            _check_columns(path, list(record.values), columns, labelled=labelled)
             checked = True
         yield record
 
 
-def _check_columns(path: Path, names: Sequence[str], columns: Columns) -> None:
+def _check_columns(path: Path, names: Sequence[str], columns: Columns, *, labelled: bool) -> None:
     """Refuse, by name, a header without a column that was asked for."""
-    for part in ("text", "label", "split"):
+    for part in ("text", "label", "split") if labelled else ("text",):
         name = getattr(columns, part)
         if name is not None and name not in names:
             expected = f"is not a column of {path.name}, which has {shown(names[:20])}"
@@ -123,18 +178,26 @@ def _check_columns(path: Path, names: Sequence[str], columns: Columns) -> None:
         raise InputError("columns.text", None, expected)
 
 
-def _row(path: Path, record: _Record, columns: Columns, text: str | None) -> Row | BadPlace:
-    values, found = record.values, text
-    if found is None:
-        found = next((name for name in TEXT_COLUMNS if name in values), TEXT_COLUMNS[0])
+def _row(path: Path, record: _Record, columns: Columns) -> Row | BadPlace:
+    values = record.values
     try:
         split = None if columns.split is None else _value(values, columns.split)
-        return Row(path, record.line, _text(values, found), _value(values, columns.label), split)
+        return Row(path, record.line, _text(path, values, columns), _value(values, columns.label), split)
     except ValueError as error:
         return BadPlace(path, record.line, str(error))
 
 
-def _text(values: Mapping[str, Any], column: str) -> str:
+def _text_row(path: Path, record: _Record, columns: Columns) -> TextRow | BadPlace:
+    try:
+        return TextRow(path, record.line, _text(path, record.values, columns), record.name)
+    except ValueError as error:
+        return BadPlace(path, record.line, str(error))
+
+
+def _text(path: Path, values: Mapping[str, Any], columns: Columns) -> str:
+    column = "sequence" if is_fasta(path) else columns.text
+    if column is None:
+        column = next((name for name in TEXT_COLUMNS if name in values), TEXT_COLUMNS[0])
     text = _value(values, column)
     if not isinstance(values[column], str):
         raise ValueError(f"{column!r} holds {type(values[column]).__name__}, not text")
@@ -251,16 +314,18 @@ def _separated(path: Path, quote: str) -> Iterator[_Record | BadPlace]:
     yield from broken
 
 
-def _fasta(path: Path, columns: Columns) -> Iterator[_Record | BadPlace]:
-    if columns.split is not None:
+def _fasta(path: Path, columns: Columns, *, labelled: bool) -> Iterator[_Record | BadPlace]:
+    if labelled and columns.split is not None:
         raise InputError("columns.split", columns.split, f"{path.name}: FASTA records have no columns")
-    table = None if columns.table is None else _table(Path(columns.table), columns)
+    table = _table(Path(columns.table), columns) if labelled and columns.table is not None else None
     start, header, pieces, size = 0, "", [""], 0
 
     def record() -> _Record | BadPlace:
         if size > LARGEST_DOCUMENT:
             return BadPlace(path, start, str(TooLongError("a record")))
         values: dict[str, Any] = {"sequence": "".join(pieces)}
+        if not labelled:
+            return _Record(start, values, _record_name(header))
         try:
             values[columns.label] = _header_label(header, columns) if table is None else _table_label(header, table)
         except ValueError as error:
@@ -297,8 +362,13 @@ def _header_label(header: str, columns: Columns) -> str:
     return fields[position]
 
 
+def _record_name(header: str) -> str:
+    """The id of a FASTA record: its header up to the first blank or bar."""
+    return (header.replace("|", " ").split() or [""])[0]
+
+
 def _table_label(header: str, table: Mapping[str, str]) -> str:
-    name = (header.replace("|", " ").split() or [""])[0]
+    name = _record_name(header)
     if not _is_text(name):
         raise ValueError("the id is not UTF-8 text")
     if name not in table:
