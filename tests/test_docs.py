@@ -49,7 +49,9 @@ def test_loops_of_ones_own_run(page: str) -> None:
     assert isinstance(names["grower"], meristem.Grower)
 
 
-@pytest.mark.parametrize("name", ["plan.plan", "model.decoder", "model.encoder", "decoding.generate", "evaluation.calibration"])
+@pytest.mark.parametrize(
+    "name", ["plan.plan", "model.decoder", "model.encoder", "decoding.generate", "evaluation.calibration"]
+)
 def test_the_examples_of_docstrings_are_true(name: str) -> None:
     known = {"Plan": Plan, "torch": torch}
     outcome = doctest.testmod(importlib.import_module(f"meristem.{name}"), extraglobs=known)
