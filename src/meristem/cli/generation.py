@@ -29,7 +29,7 @@ def generate_command(
     top_k: Annotated[int | None, typer.Option(help="Keep the k likeliest tokens.")] = None,
     top_p: Annotated[float | None, typer.Option(help="Keep the likeliest tokens that make up this share.")] = 0.95,
     seed: Annotated[int, typer.Option(help="Seed of the draws.")] = 0,
-    step: Annotated[int | None, typer.Option(help="Checkpoint to take; the newest if not given.")] = None,
+    step: Annotated[str | None, typer.Option(help="Checkpoint to take, or best; the newest if not given.")] = None,
     average: Annotated[
         bool, typer.Option("--average", help="Take the average of its weights (train.average).")
     ] = False,

@@ -35,7 +35,7 @@ def predict_command(
         float | None,
         typer.Option(help="Divides logits: above 1 is less certain, 1 is as trained. Fitted on held-out rows."),
     ] = None,
-    step: Annotated[int | None, typer.Option(help="Checkpoint to take; the newest if not given.")] = None,
+    step: Annotated[str | None, typer.Option(help="Checkpoint to take, or best; the newest if not given.")] = None,
     average: Annotated[
         bool, typer.Option("--average", help="Take the average of its weights (train.average).")
     ] = False,

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 )
 def eval_command(
     run: Annotated[Path, typer.Argument(help="The folder of a run.")],
-    step: Annotated[int | None, typer.Option(help="Checkpoint to take; the newest if not given.")] = None,
+    step: Annotated[str | None, typer.Option(help="Checkpoint to take, or best; the newest if not given.")] = None,
     average: Annotated[
         bool, typer.Option("--average", help="Take the average of its weights (train.average).")
     ] = False,

@@ -37,7 +37,8 @@ CLOSE = 0.7  # of difflib's measure: from here on a name is taken for another on
 RESUMABLE = (
     "data.path", "train.device", "train.compile", "train.recompute", "train.parallel", "train.micro_batch",
     "train.max_skipped", "train.on_divergence", "train.max_rewinds", "eval.batch", "checkpoint.every",
-    "checkpoint.keep", "log.every", "log.trackers", "growth.static_loops.like", "growth.block_loop.like",
+    "checkpoint.keep", "checkpoint.keep_best", "eval.best_by", "eval.patience", "log.every", "log.trackers",
+    "growth.static_loops.like", "growth.block_loop.like",
 )  # fmt: skip
 # What else may be another one in a run that branches off: its decay, and what is measured on the way.
 BRANCHED = (

@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields
 
 from meristem.choices import (
     Attention,
+    BestBy,
     ClassWeights,
     OnDivergence,
     OptimizerKind,
@@ -164,6 +165,13 @@ class EvalConfig:
     windows: int = 64
     rows: int = 0  # of a classifier; 0 is all
     batch: int = 16
+    best_by: BestBy = "held_out_loss"  # which number says what is best; the others are a classifier's
+    patience: int = 0  # evaluations in a row that are not better, after which the run ends; 0 never ends it
+
+    def __post_init__(self) -> None:
+        if self.patience and not self.every:
+            expected = "needs evaluations to go by, and eval.every = 0 evaluates at the end only"
+            raise InputError("eval.patience", self.patience, expected)
 
 
 @dataclass(frozen=True)
@@ -172,6 +180,7 @@ class CheckpointConfig:
 
     every: int = 500  # steps; 0 saves at the end only
     keep: int = 2
+    keep_best: bool = False  # also save where eval.best_by is best so far, and keep that checkpoint beside the newest
 
 
 @dataclass(frozen=True)

@@ -55,7 +55,7 @@ class Evaluation:
 
 
 def evaluate_run(
-    run: str | Path, *, step: int | None = None, average: bool = False, windows: int = 256,
+    run: str | Path, *, step: int | str | None = None, average: bool = False, windows: int = 256,
     distance_windows: int = 64, data: Path | None = None, device: str = "auto", out: Path | None = None,
 ) -> Evaluation:  # fmt: skip
     """Measure a checkpoint on the held-out windows of its own data, or of other data with the same tokenizer.

@@ -99,7 +99,7 @@ class _Read:
 
 
 def evaluate_classifier(
-    run: str | Path, *, step: int | None = None, average: bool = False, data: Path | None = None,
+    run: str | Path, *, step: int | str | None = None, average: bool = False, data: Path | None = None,
     split: str | None = None, columns: dict[str, Any] | None = None, other_labels: str = "count",
     on_error: str = "refuse", device: str = "auto", out: Path | None = None,
 ) -> ClassEvaluation:  # fmt: skip

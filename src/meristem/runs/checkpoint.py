@@ -139,8 +139,8 @@ def write_checkpoint(folder: Path, taken: Snapshot) -> Path:
     return final
 
 
-def drop_old_checkpoints(folder: Path, step: int, keep: int) -> None:
-    """Delete all checkpoints up to `step` but the newest `keep`.
+def drop_old_checkpoints(folder: Path, step: int, keep: int, best: int | None = None) -> None:
+    """Delete all checkpoints up to `step` but the newest `keep`, and the one of the step that was `best`.
 
     Those that are known to be damaged must not push out whole ones: later ones, which were passed over when the run
     was resumed, and those without a manifest, which count for nothing.
@@ -149,7 +149,7 @@ def drop_old_checkpoints(folder: Path, step: int, keep: int) -> None:
     known = [path for path in list_checkpoints(folder) if step_of(path) <= step]
     whole = [path for path in known if (path / MANIFEST).is_file()]
     for path in known:
-        if path not in whole[-keep:]:
+        if path not in whole[-keep:] and step_of(path) != best:
             remove_checkpoint(path)
 
 

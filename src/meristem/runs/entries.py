@@ -20,7 +20,7 @@ Counts = Sequence[int | None]  # heads of every layer, None where they come and 
 
 def sound_metrics(entries: Iterable[Entry], steps: int) -> list[Entry]:
     """The lines of metrics.jsonl whose numbers are numbers, of a run of so many steps."""
-    names = ("loss", "held_out_loss", "held_out_loss_average", "accuracy")
+    names = ("loss", "held_out_loss", "held_out_loss_average", "accuracy", "macro_f1")
     return [e for e in entries if _is_step(e, steps) and all(_is_number(e.get(name)) for name in names)]
 
 

@@ -22,6 +22,7 @@ from meristem.growth import LoopHeads
 from meristem.growth.apply import apply_edit
 from meristem.model import Decoder, Transformer, build_model
 from meristem.plan import Plan
+from meristem.runs.best import best_of
 from meristem.runs.checkpoint import (
     Checkpoint,
     checkpoint_name,
@@ -33,6 +34,7 @@ from meristem.runs.checkpoint import (
     step_of,
 )
 from meristem.runs.divergence import REWINDS_FILE, Rewind, load_rewinds
+from meristem.runs.entries import sound_metrics
 from meristem.runs.lock import check_free, run_lock
 from meristem.runs.log import aside_name, damage, positions, read_log
 from meristem.runs.origin import OLDER_FILE, Origin
@@ -270,13 +272,30 @@ def settle(model: Transformer) -> None:
             model.gate_ramp[layer, : loop.passes, : len(loop.chosen)] = 1
 
 
+def _wanted(folder: RunFolder, step: int | str) -> Path:
+    """The checkpoint at a step, or the best one."""
+    names = {step_of(path): path for path in list_checkpoints(folder.checkpoints)}
+    wanted: int | str | None = step
+    if step == "best":
+        measured = sound_metrics(folder.read(folder.metrics), folder.config.train.steps)
+        wanted = best_of((entry for entry in measured if entry["step"] in names), folder.config.eval.best_by).step
+        if wanted is None:
+            raise InputError("step", step, f"cannot be told: {folder.path} has no checkpoint that was evaluated")
+    elif isinstance(step, str) and step.isdecimal():
+        wanted = int(step)
+    if not isinstance(wanted, int) or wanted not in names:
+        raise InputError("step", wanted, f"has no checkpoint; there are [{listed(list(map(str, names)), 20)}], and best")
+    return names[wanted]
+
+
 def load_run(
-    path: str | Path, *, step: int | None = None, average: bool = False, device: str = "auto",
+    path: str | Path, *, step: int | str | None = None, average: bool = False, device: str = "auto",
     report: Callable[[str], None] = logger.warning,
 ) -> LoadedRun:  # fmt: skip
     """Open a run with the weights of its newest checkpoint, or of the one at `step`.
 
-    With `average` these are the average that the run has kept of them (`train.average`):
+    "best" is the checkpoint whose `eval.best_by` was best, of those that there are (see `checkpoint.keep_best`). With
+    `average` these are the average that the run has kept of them (`train.average`):
 
         model = load_run("runs/first", average=True).model
     """
@@ -287,10 +306,7 @@ def load_run(
         if checkpoint is None:
             raise RunError(f"{folder.checkpoints}: holds no whole checkpoint yet")
     else:
-        names = {step_of(path): path for path in list_checkpoints(folder.checkpoints)}
-        if step not in names:
-            raise InputError("step", step, f"has no checkpoint; there are [{listed(list(map(str, names)), 20)}]")
-        checkpoint = load_checkpoint(names[step])
+        checkpoint = load_checkpoint(_wanted(folder, step))
     if average:
         try:
             checkpoint = checkpoint.averaged()

@@ -28,11 +28,12 @@ class Saver:
     """Writes checkpoints into a folder, one at a time, and deletes those that newer ones have made superfluous.
 
     A checkpoint only counts as good when an update from it was seen to be finite (`proven`); until then it pushes out
-    none of the older ones, of which `keep` stay.
+    none of the older ones, of which `keep` stay, and the one of the step that is `best`.
     """
 
     def __init__(self, folder: Path, keep: int) -> None:
         self.folder, self.keep = folder, keep
+        self.best: int | None = None
         self._thread = ThreadPoolExecutor(1, "meristem-saver")
         self._saving: Future[Saved] | None = None
         self._dropping: Future[None] | None = None
@@ -74,7 +75,9 @@ class Saver:
     def proven(self, step: int) -> None:
         """An update that ended with this step was finite; so the checkpoint it began from, or an older one, is good."""
         if self._unproven is not None and step > self._unproven:
-            self._dropping = self._thread.submit(drop_old_checkpoints, self.folder, self._unproven, self.keep)
+            self._dropping = self._thread.submit(
+                drop_old_checkpoints, self.folder, self._unproven, self.keep, self.best
+            )
             self._unproven = None
 
 

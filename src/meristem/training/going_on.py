@@ -78,8 +78,11 @@ def check_bound(folder: RunFolder, config: Config, checkpoint: Checkpoint | None
             say(f"{key} is {shown(now[key])} from here on; it was {shown(before)}")
 
 
-def restore_logs(folder: RunFolder, checkpoint: Checkpoint | None, say: Say) -> None:
-    """Take the logs back to a checkpoint, and add what a process that was killed had no time to write."""
+def restore_logs(folder: RunFolder, checkpoint: Checkpoint | None, say: Say, *, early: bool = False) -> None:
+    """Take the logs back to a checkpoint, and add what a process that was killed had no time to write.
+
+    That the run has ended is part of it, also if it did so `early`.
+    """
     step, state = (0, {}) if checkpoint is None else (checkpoint.step, checkpoint.state)
     known = positions(state)
     for log in folder.logs:
@@ -90,12 +93,17 @@ def restore_logs(folder: RunFolder, checkpoint: Checkpoint | None, say: Say) -> 
     if checkpoint is not None:
         wanted.append({"step": step, "event": "checkpoint", "path": checkpoint_name(step)})
     wanted += [rewind_event(rewind) for rewind in folder.rewinds if rewind.to_step <= step]
-    if step == folder.config.train.steps:
-        wanted.append({"step": step, "event": "finished"})
+    if step == folder.config.train.steps or early:
+        wanted.append({"step": step, "event": "finished", **finished_facts(early)})
     events = Log(folder.events)
     for event in wanted:
         if event not in told:
             events.append(event)
+
+
+def finished_facts(early: bool) -> dict[str, bool]:
+    """What the last event of a run tells besides its step."""
+    return {"early": True} if early else {}
 
 
 def go_back(folder: RunFolder, config: Config, diverged: Diverged, peers: Processes) -> Checkpoint | None:

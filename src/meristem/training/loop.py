@@ -7,7 +7,7 @@ import itertools
 import logging
 import math
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,6 +29,7 @@ from meristem.limits import check_integer
 from meristem.model.backends import choose_backends
 from meristem.plan import Plan
 from meristem.ranks import from_first_rank, mean_over_ranks
+from meristem.runs.best import Best, best_of
 from meristem.runs.checkpoint import (
     Checkpoint,
     checkpoint_name,
@@ -49,7 +50,7 @@ from meristem.training.averaging import averaged, update_average
 from meristem.training.branching import Trunk, begin_anew
 from meristem.training.display import make_display
 from meristem.training.distributed import Processes, processes
-from meristem.training.going_on import binding, check_bound, go_back, load_agreed, restore_logs
+from meristem.training.going_on import binding, check_bound, finished_facts, go_back, load_agreed, restore_logs
 from meristem.training.gradients import Gradients
 from meristem.training.growth_from_config import make_grower, starting_plan
 from meristem.training.meter import Clock, PendingReadings, StepReading, TimeSpent
@@ -59,6 +60,7 @@ from meristem.training.sharding import Sharded
 from meristem.training.signals import BROKEN_PIPE, StopSignals
 from meristem.training.tasks import initial_plan, make_task
 from meristem.training.trackers import check_trackers
+from meristem.wording import counted
 
 logger = logging.getLogger(__name__)
 
@@ -119,14 +121,18 @@ def resume(out: str | Path, config: Config | None = None, *, from_start: bool = 
         peers.wait()
         checkpoint = load_agreed(folder, peers, say)
         check_bound(folder, config, checkpoint, say)
+        best = _best(folder, config, 0 if checkpoint is None else checkpoint.step)
         peers.wait()  # nothing is changed before all have read it
-        ended = checkpoint is not None and checkpoint.step >= config.train.steps
+        full = checkpoint is not None and checkpoint.step >= config.train.steps
+        early = not full and best.exhausted(config.eval.patience)
+        ended = full or early
         if peers.first:
-            restore_logs(folder, checkpoint, say)
+            restore_logs(folder, checkpoint, say, early=early)
             if config != folder.config:
                 write_atomically(folder.path / "config.toml", config.to_toml())
             if checkpoint is not None and ended and checkpoint.state.get("good"):  # killed before it had tidied up
-                drop_old_checkpoints(folder.checkpoints, config.train.steps, config.checkpoint.keep)
+                spared = best.step if config.checkpoint.keep_best else None
+                drop_old_checkpoints(folder.checkpoints, config.train.steps, config.checkpoint.keep, spared)
             if folder.origin is None:  # of an older version; from now on it is bound
                 Origin.of(folder.path, config, folder.plan, data.index.digest).save(folder.path)
         peers.wait()
@@ -176,7 +182,7 @@ class Trainer:
         self.kernels = self.model.use_attention(device, compute_dtype(device), config.train.attention)
         self.optimizer = make_optimizer(self.model, config.optimizer)
         self.grower = make_grower(config, self.model, self.optimizer)
-        self.progress = Progress()
+        self.progress = Progress(best=Best(config.eval.best_by))
         self.begins = checkpoint is None or checkpoint.step == config.train.branch_step
         self.rewinds = folder.rewinds
         self.bound = binding(folder, config)
@@ -193,6 +199,7 @@ class Trainer:
         self.readings, self.clock = PendingReadings(), Clock()
         self.spent = TimeSpent(self.progress.seconds)
         self.saver = Saver(folder.checkpoints, config.checkpoint.keep)
+        self.saver.best = self.progress.best.step if config.checkpoint.keep_best else None
         self.tokens = self.targets = torch.empty(0)  # of the last update, (micro-batches, b, ...)
 
     def restore(self, checkpoint: Checkpoint, step_flops: int) -> None:
@@ -208,6 +215,7 @@ class Trainer:
                 checkpoint.step, state["skipped"], state["skipped_in_a_row"], _last_measured(self.folder),
                 state.get("flops", checkpoint.step * step_flops), checkpoint.step,
                 {part: float(seconds) for part, seconds in state.get("seconds", {}).items()},
+                _best(self.folder, self.config, checkpoint.step),
             )  # fmt: skip
             if self.grower is not None:
                 check_alike("growth", state["growth"], _known_state(self.grower))
@@ -264,10 +272,11 @@ class Trainer:
                 self.note_saved(record)
                 self.spent.lap("saving")
             refused = self.note_saved(record, wait=True)
-            if from_first_rank(refused and progress.step == steps):  # all wait here until the last checkpoint is whole
-                raise Diverged(steps, steps)
-            if progress.step == steps:
-                record.event("finished", progress.step)
+            ended = progress.step == steps or progress.ended_early
+            if from_first_rank(refused and ended):  # all wait here until the last checkpoint is whole
+                raise Diverged(progress.step, progress.step)
+            if ended:
+                record.event("finished", progress.step, **finished_facts(progress.ended_early))
                 return Outcome(self.folder.path, progress.step, progress.held_out, None)
             number = stop.number or int(signal.SIGTERM)  # none here if only another process was asked to stop
             record.event("stopped", progress.step, signal=number)
@@ -364,10 +373,34 @@ class Trainer:
             if self.peers.first:
                 self.progress.measured = found
                 record.measured(step, found)
+            improved = self.compare(step, found)
+            saves = saves or (improved and config.checkpoint.keep_best)
+            stopping = self.ends_early(record) or stopping
         if saves or stopping:
             self.save(record, good=evaluates and from_first_rank(math.isfinite(self.progress.held_out or 0.0)))
         self.clock.pause()
         return stopping
+
+    def compare(self, step: int, measured: Mapping[str, float]) -> bool:
+        """Take what was measured into the best so far; whether it is the best."""
+        best = from_first_rank(self.progress.best.after(step, measured.get(self.progress.best.by)))
+        self.progress.best = best
+        if self.config.checkpoint.keep_best:
+            self.saver.best = best.step
+        return best.step == step
+
+    def ends_early(self, record: Recorder) -> bool:
+        """Whether the run's patience is at an end, and the weights can be saved."""
+        progress, patience = self.progress, self.config.eval.patience
+        last = progress.step == self.config.train.steps
+        if last or progress.skipped_in_a_row or not progress.best.exhausted(patience):
+            return False
+        progress.ended_early = True
+        record.display.note(
+            f"step {progress.step}: ends here, as {progress.best.by} was best at step {progress.best.step} "
+            f"({counted(patience, 'evaluation')} ago)"
+        )
+        return True
 
     def measure(self) -> dict[str, float]:
         """Numbers about held-out data, by the weights and, under names of their own, by their average.
@@ -526,3 +559,9 @@ def _last_measured(folder: RunFolder) -> dict[str, float | None]:
     entries = sound_metrics(folder.read(folder.metrics), folder.config.train.steps)
     found = [entry for entry in entries if "held_out_loss" in entry]
     return {name: value for name, value in found[-1].items() if name != "step"} if found else {}
+
+
+def _best(folder: RunFolder, config: Config, step: int) -> Best:
+    """The best evaluation of a run until a step, as its log tells of them."""
+    entries = sound_metrics(folder.read(folder.metrics), folder.config.train.steps)
+    return best_of(entries, config.eval.best_by, until=step)

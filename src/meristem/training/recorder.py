@@ -12,6 +12,7 @@ from meristem.growth.descriptions import describe_demand
 from meristem.growth.events import Event, GrowthEvent
 from meristem.plan import Plan
 from meristem.records import finite
+from meristem.runs.best import Best
 from meristem.runs.entries import loops_of
 from meristem.runs.log import Log
 from meristem.runs.run_folder import RunFolder
@@ -36,6 +37,8 @@ class Progress:
     flops: int = 0  # counted until `step` when the run was begun or resumed
     settled: int = 0  # the last step whose numbers are known
     seconds: Mapping[str, float] = field(default_factory=dict)  # spent until then, by their parts
+    best: Best = field(default_factory=lambda: Best("held_out_loss"))  # of the evaluations
+    ended_early: bool = False  # by eval.patience
 
     @property
     def streak(self) -> int:

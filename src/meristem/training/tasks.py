@@ -139,6 +139,8 @@ def initial_plan(config: Config, data: TokenData | LabelledData) -> Plan:
         if config.data.class_weights != "none":
             expected = "is of classifiers, and this data has no labels"
             raise InputError("data.class_weights", config.data.class_weights, expected)
+        if config.eval.best_by != "held_out_loss":
+            raise InputError("eval.best_by", config.eval.best_by, "is of classifiers; take held_out_loss")
         return config.model.build(padded_vocabulary(data.index.tokenizer.vocabulary))
     for name in ("sgt", "static_loops", "block_loop", "observe"):
         if config.growth.has(name):
