@@ -35,9 +35,12 @@ def compare_command(
     Values of the base configuration can be given here: --data.path data.
     """
     show_log("stderr")
+    from meristem.comparison.analysis import reported
     from meristem.comparison.file import load_comparison
     from meristem.comparison.record import show
     from meristem.comparison.running import finished_runs, run_comparison
+    from meristem.files import write_atomically
+    from meristem.report.page.comparison import comparison_page
 
     def say(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
@@ -52,6 +55,7 @@ def compare_command(
             results = run_comparison(wanted, folder, jobs=jobs, say=say)
         except KeyboardInterrupt:
             raise typer.Exit(128 + signal.SIGINT) from None
-    _, text = show(wanted, results, folder)
+    analysis, text = show(wanted, results, folder)
+    write_atomically(folder / "comparison.html", comparison_page(wanted, analysis, reported(wanted, results)))
     print(text)
     print(f"page: {folder / 'comparison.html'}")

@@ -13,6 +13,8 @@ from meristem.comparison.verdicts import Verdict
 
 MEASURES = {"held_out_loss": "held-out loss", "accuracy": "accuracy", "macro_f1": "macro-F1"}
 
+NOTHING = "There is no difference yet: it needs two seeds that two arms have both ended with."
+
 
 @dataclass(frozen=True)
 class Table:
@@ -37,9 +39,11 @@ def markdown(comparison: Comparison, analysis: Analysis) -> str:
     """The whole comparison as Markdown."""
     parts = [f"# {comparison.name}"]
     for table in tables(comparison, analysis):
-        parts.append(f"## {table.title}\n\n{table}")
         if table.title == "Contrasts":
+            parts.append(f"## {table.title}\n\n{table if table.rows else NOTHING}")
             parts.append("\n".join(f"- {note}" for note in analysis.notes))
+        elif table.rows:
+            parts.append(f"## {table.title}\n\n{table}")
     return "\n\n".join(parts) + "\n"
 
 
@@ -73,15 +77,17 @@ def _contrasts(comparison: Comparison, analysis: Analysis) -> Table:
 
 
 def _costs(comparison: Comparison, analysis: Analysis) -> Table:
-    columns = ("arm", "parameters", "FLOPs", "tokens", "tokens/s", "peak memory")
-    goal = comparison.target_loss
+    goal, counted = comparison.target_loss, any(arm.off_budget for arm in analysis.arms)
+    more = (("off its budget",) if counted else ()) + ((f"seconds to loss {goal:g}",) if goal is not None else ())
+    columns = ("arm", "parameters", "FLOPs", "tokens", "tokens/s", "peak memory", *more)
     rows = [
         (arm.arm, numbers.short(arm.parameters), numbers.short(arm.flops, 4), numbers.short(arm.tokens),
          f"{arm.tokens_per_second:,.0f}", numbers.gibibytes(arm.peak_memory),
+         *((numbers.parts(arm.off_budget),) if counted else ()),
          *((numbers.target(arm),) if goal is not None else ()))
         for arm in analysis.arms
     ]  # fmt: skip
-    return Table("Cost", (*columns, *((f"seconds to loss {goal:g}",) if goal is not None else ())), rows)
+    return Table("Cost", columns, rows)
 
 
 def _spent(analysis: Analysis) -> Table:
