@@ -45,7 +45,7 @@ def test_pairs_are_those_of_seeds_that_both_arms_have(asked: Comparison) -> None
     del known[RunKey("prism", 0)], known[RunKey("uniform", 3)]
     found = analyse(asked, known)
     assert found.contrasts[0].difference.pairs == 2
-    assert "Not done yet: uniform (3 of 4 seeds), prism (3 of 4 seeds)." in found.notes
+    assert "Not done yet: uniform (3 of 4 seeds), prism (3 of 4 seeds)." in found.cautions
     del known[RunKey("prism", 1)]
     assert [line.contrast.arm for line in analyse(asked, known).contrasts] == ["reverse"]
 
@@ -62,7 +62,7 @@ def test_runs_that_diverged_are_left_out_and_said(asked: Comparison) -> None:
     known[RunKey("prism", 2)] = result("prism", 2, 0.0, scores={})
     found = analyse(asked, known)
     assert found.contrasts[0].difference.pairs == 3
-    assert "prism diverged with 1 of 4 seeds (2): what is said of it is of the others only." in found.notes
+    assert "prism diverged with 1 of 4 seeds (2): what is said of it is of the others only." in found.cautions
 
 
 def test_time_is_judged_with_and_without_compilation(asked: Comparison) -> None:
@@ -72,9 +72,13 @@ def test_time_is_judged_with_and_without_compilation(asked: Comparison) -> None:
             "prism", seed, 3.0, training_seconds=9.0 + 0.01 * seed, compilation_seconds=8.0 + 0.02 * seed
         )
     (line,) = analyse(asked, known).times
-    assert (line.without_verdict.word, line.compiled_verdict.word) == ("better", "worse")
+    words = [verdict.word for verdict in (line.without_verdict, line.compiled_verdict) if verdict is not None]
+    assert words == ["better", "worse"]
     assert "faster" in markdown(asked, analyse(asked, known))
     assert "slower" in markdown(asked, analyse(asked, known))
+    shared = analyse(asked, known, side_by_side=2)  # who ran beside whom is chance
+    assert "faster" not in markdown(asked, shared)
+    assert "not judged" in markdown(asked, shared)
 
 
 def test_seconds_to_a_loss_are_of_the_first_evaluation_at_it(asked: Comparison) -> None:
@@ -85,7 +89,8 @@ def test_seconds_to_a_loss_are_of_the_first_evaluation_at_it(asked: Comparison) 
 
 
 def notes(found: Comparison, known: Any = None, shown: Any = (), **options: Any) -> str:
-    return "\n".join(analyse(found, known or results(LOSSES), shown, **options).notes)
+    analysis = analyse(found, known or results(LOSSES), shown, **options)
+    return "\n".join([*analysis.cautions, *analysis.notes])
 
 
 def test_what_was_not_tuned_is_said(asked: Comparison, tmp_path: Path) -> None:
@@ -118,6 +123,10 @@ def test_seeds_added_after_looking_are_counted(asked: Comparison, tmp_path: Path
     said = notes(asked, shown=[{**earlier, "margin": 0.5, "primary": [["reverse", "uniform"]]}])
     assert "margin was changed after looking: it was 0.5, now it is 0.1." in said
     assert "primary was changed after looking" in said
+    assert "rates" not in said
+    assert "rates were changed after looking: they were [0.001, 0.002], now they are []." in notes(
+        asked, shown=[{**earlier, "rates": [0.001, 0.002]}]
+    )
     assert "1 seed left out after looking (7)" in said
 
 

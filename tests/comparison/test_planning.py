@@ -54,7 +54,7 @@ def test_policies_and_shuffled_schedules_are_drawn_by_the_seed(tmp_path: Path, d
     assert configuration(found, RunKey("shuffle", 7), {}).model.shuffle_seed == 7
 
 
-@pytest.mark.parametrize("tokens", [1, 1000, 1281])
+@pytest.mark.parametrize("tokens", [128, 1000, 1281])
 def test_tokens_become_updates(tmp_path: Path, data: Path, tokens: int) -> None:
     found = comparison(tmp_path, data, budget={"kind": "tokens", "tokens": tokens})
     assert configuration(found, RunKey("prism", 0), {}).train.steps == -(-tokens // (4 * 32))
@@ -149,6 +149,16 @@ def test_flops_of_another_arm_are_those_it_counted_with_the_same_seed(tmp_path: 
     known = {RunKey("sgt", seed): result("sgt", seed, 3.0, flops=flops) for seed, flops in ((0, 3e8), (1, 5e8))}
     steps = [configuration(found, RunKey("plain", seed), known).train.steps for seed in (0, 1)]
     assert steps == [-(-flops // step_flops(48, 2)) for flops in (300_000_000, 500_000_000)]
+
+
+@pytest.mark.parametrize("kind", ["tokens", "flops", "seconds"])
+def test_less_than_one_update_is_no_budget(tmp_path: Path, data: Path, kind: str) -> None:
+    least = {"tokens": 4 * 32, "flops": step_flops(48, 2), "seconds": 0.1}[kind]
+    found = comparison(tmp_path, data, budget={"kind": kind, kind: 0.01})
+    known = {key: result(key.arm, 2, 3.0, steps=60, training_seconds=6.0) for key in measuring_keys(found, {})}
+    with pytest.raises(InputError) as error:
+        configuration(found, RunKey("prism", 0), known)
+    assert str(error.value) == f"budget.{kind} = 0.01: is less than prism needs for one update, {least:.3g}"
 
 
 def test_seconds_are_measured_alone_and_become_updates(tmp_path: Path, data: Path) -> None:

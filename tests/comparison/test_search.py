@@ -129,6 +129,6 @@ class TestWithOptuna:
         analysis = analyse(found, known)
         assert analysis.arms[0].settings == settings
         notes = "\n".join(analysis.notes)
-        assert f"searched with the best of {FIRST + 2} trials on 2 other seeds, that of number {best}: " in notes
+        assert f"searched at its own best of {FIRST + 2} trials on 2 other seeds, number {best}: " in notes
         assert all(f"{key} = {value}" in notes for key, value in settings.items())
         assert "Not searched, so that contrasts with searched arms favour these: plain." in notes

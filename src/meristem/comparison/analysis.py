@@ -6,7 +6,7 @@ import statistics
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from meristem.comparison.file import Comparison, Contrast
@@ -72,13 +72,13 @@ class ContrastLine:
 
 @dataclass(frozen=True)
 class TimeLine:
-    """A contrast in training seconds: without compilation, and with it."""
+    """A contrast in training seconds: without compilation, and with it; no verdict where runs shared the machine."""
 
     contrast: Contrast
     without: PairedDifference
-    without_verdict: Verdict
+    without_verdict: Verdict | None
     compiled: PairedDifference
-    compiled_verdict: Verdict
+    compiled_verdict: Verdict | None
 
 
 @dataclass(frozen=True)
@@ -88,6 +88,7 @@ class Analysis:
     arms: list[ArmRow]
     contrasts: list[ContrastLine]
     times: list[TimeLine]
+    cautions: list[str]  # what lessens the verdicts
     notes: list[str]
 
     def to_dict(self) -> dict[str, Any]:
@@ -102,14 +103,16 @@ def analyse(
     rows = [_row(comparison, arm, runs, results) for arm, by_seed in runs.items() if by_seed]
     lines = _contrasts(comparison, runs)
     times = _times([line.contrast for line in lines], runs, len(comparison.primary) + len(comparison.secondary))
-    notes = [
-        *_missing_notes(comparison, results), *_divergence_notes(comparison, results),
-        *_tuning_notes(comparison, results), *_budget_notes(comparison, rows), *_look_notes(comparison, runs, shown),
-        *_power_notes(comparison, lines),
-    ]  # fmt: skip
+    cautions = [*_missing_notes(comparison, results), *_divergence_notes(comparison, results),
+                *_look_notes(comparison, shown)]  # fmt: skip
+    notes = [*_tuning_notes(comparison, results), *_budget_notes(comparison, rows), *_power_notes(comparison, lines)]
     if side_by_side > 1:
-        notes.append(f"Up to {side_by_side} runs went side by side: seconds and tokens/s are of a shared machine.")
-    return Analysis(rows, lines, times, notes)
+        notes.append(
+            f"Up to {side_by_side} runs went side by side: seconds and tokens/s are of a shared machine, and time is "
+            "not judged."
+        )
+        times = [replace(line, without_verdict=None, compiled_verdict=None) for line in times]
+    return Analysis(rows, lines, times, cautions, notes)
 
 
 def reported(comparison: Comparison, results: Results) -> dict[str, dict[int, Result]]:
@@ -264,7 +267,7 @@ def _search_notes(comparison: Comparison, results: Results, others: str) -> list
             best = best_trial(comparison, arm, results)
             found = ", ".join(f"{key} = {value}" for key, value in _found_settings(comparison, arm, results).items())
             trials = counted(comparison.search.trials, "trial")
-            notes.append(f"{arm} with the best of {trials} on {others}, that of number {best}: {found}.")
+            notes.append(f"{arm} at its own best of {trials} on {others}, number {best}: {found}.")
     if untouched := [arm for arm in comparison.arms if not comparison.is_searched(arm)]:
         notes.append(f"Not searched, so that contrasts with searched arms favour these: {', '.join(untouched)}.")
     return notes
@@ -291,7 +294,7 @@ def _budget_notes(comparison: Comparison, rows: Sequence[ArmRow]) -> list[str]:
     return notes
 
 
-def _look_notes(comparison: Comparison, runs: Runs, shown: Sequence[Mapping[str, Any]]) -> list[str]:
+def _look_notes(comparison: Comparison, shown: Sequence[Mapping[str, Any]]) -> list[str]:
     """What has changed since results were first shown."""
     if not shown:
         return []
@@ -308,10 +311,11 @@ def _look_notes(comparison: Comparison, runs: Runs, shown: Sequence[Mapping[str,
             f"{counted(len(left), 'seed')} left out after looking ({', '.join(map(str, sorted(left)))}): what is "
             "shown may have been chosen."
         )
-    for name in ("primary", "margin", "measure"):
+    for name in ("primary", "margin", "measure", "rates", "trials"):
         now = facts_of(comparison)[name]
         if first.get(name, now) != now:
-            notes.append(f"{name} was changed after looking: it was {first[name]}, now it is {now}.")
+            was, it, is_ = ("were", "they", "are") if name.endswith("s") else ("was", "it", "is")
+            notes.append(f"{name} {was} changed after looking: {it} {was} {first[name]}, now {it} {is_} {now}.")
     return notes
 
 
@@ -319,7 +323,8 @@ def facts_of(comparison: Comparison) -> dict[str, Any]:
     """What should stand before results are seen, as plain values."""
     primary = [[contrast.arm, contrast.baseline] for contrast in comparison.primary]
     return {"seeds": list(comparison.seeds), "primary": primary, "margin": comparison.margin,
-            "measure": comparison.measure}  # fmt: skip
+            "measure": comparison.measure, "rates": list(comparison.rates),
+            "trials": 0 if comparison.search is None else comparison.search.trials}  # fmt: skip
 
 
 def _power_notes(comparison: Comparison, lines: Sequence[ContrastLine]) -> list[str]:

@@ -15,7 +15,7 @@ from meristem.config import build_config, flatten, load_config, parse_overrides
 from meristem.config.growth import nearest
 from meristem.errors import InputError
 from meristem.files import read_toml
-from meristem.settings import of_type
+from meristem.settings import flat, of_type
 
 Kind = Literal["tokens", "flops", "seconds", "parameters"]
 Measure = Literal["held_out_loss", "accuracy", "macro_f1"]
@@ -195,7 +195,7 @@ def _with_preset(data: Mapping[str, Any], preset: str | None) -> tuple[dict[str,
     if preset not in presets:
         known = f"must be one of {', '.join(presets)}" if presets else "cannot be given: the file has no presets"
         raise InputError("preset", preset, known)
-    changes, arms = _flat(presets[preset]), rest.get("arms", {})
+    changes, arms = flat(presets[preset]), rest.get("arms", {})
     arms = dict(arms) if isinstance(arms, dict) else {}
     own = {key: presets[preset][key] for key in presets[preset] if key in KEYS and key != "arms"}
     for name, entry in presets[preset].get("arms", {}).items():
@@ -223,7 +223,7 @@ def _grid(sweep: Any) -> list[dict[str, Any]]:
     """Every combination of the values of a sweep; one that changes nothing if there is none."""
     if not isinstance(sweep, dict):
         raise InputError("sweep", sweep, "must be a table of section.key = [values]")
-    lists = {key: _list(f"sweep.{key}", values) for key, values in _flat(sweep).items()}
+    lists = {key: _list(f"sweep.{key}", values) for key, values in flat(sweep).items()}
     for key, values in lists.items():
         if not values:
             raise InputError(f"sweep.{key}", values, "must have one value or more")
@@ -255,19 +255,11 @@ def _reference(value: Any) -> re.Match[str] | None:
     return REFERENCE.fullmatch(value) if isinstance(value, str) else None
 
 
-def _flat(table: Mapping[str, Any], before: str = "") -> dict[str, Any]:
-    """The values of tables within tables by their keys with dots."""
-    values: dict[str, Any] = {}
-    for key, value in table.items():
-        values |= _flat(value, f"{before}{key}.") if isinstance(value, dict) else {f"{before}{key}": value}
-    return values
-
-
 def _flat_arm(table: Any) -> dict[str, Any]:
     """The values of an arm by their keys with dots; its budget stays a table."""
     if not isinstance(table, dict):
         raise InputError("arms", table, "must be tables of section.key values")
-    return {**_flat({k: v for k, v in table.items() if k != "budget"}), **{k: table[k] for k in table if k == "budget"}}
+    return {**flat({k: v for k, v in table.items() if k != "budget"}), **{k: table[k] for k in table if k == "budget"}}
 
 
 def _budget(field: str, table: Any) -> Budget:

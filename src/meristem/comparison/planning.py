@@ -25,6 +25,7 @@ from meristem.training.tasks import initial_plan, make_task
 
 MEASURED = 60  # updates in which the speed of an arm that does not grow is measured
 ROUNDS = 3  # of measuring an arm that grows, each with the length that the one before it points to
+NEAR = 0.03  # parts by which a measured run may miss the budget: the length is then reckoned from it
 CLOSE = 0.01  # parts by which what is matched may differ
 TOKENS = ("train.batch_size", "model.context", "model.plan", "data.path")  # what the tokens of an update depend on
 
@@ -200,22 +201,25 @@ def _beside(comparison: Comparison, key: RunKey, other: str, results: Results) -
 
 def _matched(comparison: Comparison, key: RunKey, config: Config, results: Results) -> Config:
     """The configuration with the length, or the size, that its budget says."""
-    budget = comparison.budget_of(key.arm)
+    kind = comparison.budget_of(key.arm).kind
     grows = comparison.may_grow(key.arm)
-    if key.measuring > 1:
-        return _long(config, _updates(comparison, key, results, key.measuring - 1))
-    if key.measuring and not grows:
+    if key.measuring == 1 and not grows:
         return _long(config, min(MEASURED, config.train.steps))
-    if budget.kind == "tokens":
-        return _long(config, _updates_of_tokens(comparison, key.arm, config))
-    if key.measuring:
+    if kind == "parameters":
+        return config if key.measuring else _sized(config, wanted(comparison, key, results))
+    if kind == "tokens":
+        updates = _updates_of_tokens(comparison, key.arm, config)
+    elif key.measuring == 1:
         return config
-    if budget.kind == "parameters":
-        return _sized(config, wanted(comparison, key, results))
-    if budget.kind == "flops" and not grows:
-        per_update = _task(config).step_flops(starting_plan_of(config)).causal
-        return _long(config, math.ceil(round(wanted(comparison, key, results) / per_update, 6)))
-    return _long(config, _updates(comparison, key, results, _rounds(comparison, key.arm, results)))
+    elif kind == "flops" and not grows:
+        updates = wanted(comparison, key, results) / _task(config).step_flops(starting_plan_of(config)).causal
+    else:
+        rounds = key.measuring - 1 if key.measuring else _rounds(comparison, key.arm, results)
+        updates = _measured_updates(comparison, key, results, rounds)
+    if updates < 1:
+        goal = wanted(comparison, key, results)
+        raise InputError(f"budget.{kind}", goal, f"is less than {key.arm} needs for one update, {goal / updates:.3g}")
+    return _long(config, round(updates) if kind == "seconds" else math.ceil(round(updates, 6)))
 
 
 def wanted(comparison: Comparison, key: RunKey, results: Results) -> float:
@@ -245,19 +249,18 @@ def _spent(comparison: Comparison, run: Result) -> float:
     return run.training_seconds if comparison.budget_of(run.arm).kind == "seconds" else float(run.flops)
 
 
-def _updates(comparison: Comparison, key: RunKey, results: Results, rounds: int) -> int:
+def _measured_updates(comparison: Comparison, key: RunKey, results: Results, rounds: int) -> float:
     """The updates in which an arm spends what it may: on a straight line between the measured runs next to that."""
     goal = wanted(comparison, key, results)
     measured = [_known(results, _measuring(key.arm, number)) for number in range(1, rounds + 1)]
     points = sorted([(0.0, 0), *((_spent(comparison, run), run.steps) for run in measured)])
     above = next((place for place, (spent, _) in enumerate(points) if spent >= goal), None)
     (low, few), (high, many) = (points[0], points[-1]) if above is None else points[above - 1 : above + 1]
-    updates = few + (many - few) * (goal - low) / (high - low)
-    return math.ceil(round(updates, 6)) if comparison.budget_of(key.arm).kind == "flops" else round(updates)
+    return few + (many - few) * (goal - low) / (high - low)
 
 
 def _off_length(comparison: Comparison, arm: str, results: Results, rounds: int) -> bool:
-    """Whether all rounds so far were of a length at which an arm that grows does not spend what it may.
+    """Whether all rounds so far were of a length at which an arm that grows spends far from what it may.
 
     What grows, grows at other times in a longer run: its cost is not in proportion to its length.
     """
@@ -265,7 +268,7 @@ def _off_length(comparison: Comparison, arm: str, results: Results, rounds: int)
         return False
     goal = wanted(comparison, _measuring(arm, 1), results)
     measured = [_known(results, _measuring(arm, number)) for number in range(1, rounds + 1)]
-    return all(abs(_spent(comparison, run) / goal - 1) > CLOSE for run in measured)
+    return all(abs(_spent(comparison, run) / goal - 1) > NEAR for run in measured)
 
 
 def _rounds(comparison: Comparison, arm: str, results: Results) -> int:
@@ -274,7 +277,7 @@ def _rounds(comparison: Comparison, arm: str, results: Results) -> int:
     return next((n for n in numbers if not _off_length(comparison, arm, results, n)), ROUNDS)
 
 
-def _updates_of_tokens(comparison: Comparison, arm: str, config: Config) -> int:
+def _updates_of_tokens(comparison: Comparison, arm: str, config: Config) -> float:
     """The updates in which an arm sees the tokens of its budget: those of the base configuration, if none are named."""
     tokens = comparison.budget_of(arm).amount
     if tokens is None:
@@ -283,11 +286,11 @@ def _updates_of_tokens(comparison: Comparison, arm: str, config: Config) -> int:
             return config.train.steps
         base = build_config(comparison.values)
         tokens = base.train.steps * _task(base).tokens_per_step
-    return math.ceil(tokens / _task(config).tokens_per_step)
+    return tokens / _task(config).tokens_per_step
 
 
 def _long(config: Config, steps: int) -> Config:
-    return replace(config, train=replace(config.train, steps=max(1, steps)))
+    return replace(config, train=replace(config.train, steps=steps))
 
 
 def _sized(config: Config, parameters: float) -> Config:

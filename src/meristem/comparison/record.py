@@ -32,7 +32,7 @@ def show(comparison: Comparison, results: Results, out: Path) -> tuple[Analysis,
         shown = [*shown, {"time": time.strftime("%Y-%m-%d %H:%M:%S %z"), **facts_of(comparison)}]
     content = {
         "meristem": __version__, "name": comparison.name, "shown": shown,
-        "comparison": {**facts_of(comparison), "rates": list(comparison.rates),
+        "comparison": {**facts_of(comparison),
                        "rate_seeds": list(comparison.rate_seeds), "target_loss": comparison.target_loss,
                        "search": None if comparison.search is None else asdict(comparison.search),
                        "values": dict(comparison.values),

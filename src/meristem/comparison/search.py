@@ -7,7 +7,7 @@ kept: a study is made anew by telling it the trials that are done.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -15,6 +15,7 @@ from typing import Any
 from meristem.errors import InputError, missing_extra
 from meristem.limits import MOST_SEED, check_integer
 from meristem.seeds import own_seed
+from meristem.settings import flat
 
 KEYS = ("space", "trials", "seeds", "arms", "sampler_seed")
 FIRST = 10  # trials that are drawn without regard to others, so that they may run side by side
@@ -71,20 +72,12 @@ def read_search(table: Any, arms: Collection[str]) -> Search:
     space = table.get("space")
     if not isinstance(space, dict) or not space:
         raise InputError("search.space", space, "must be a table of section.key = { low = .., high = .. } or [values]")
-    found = tuple((key, _part(f"search.space.{key}", value)) for key, value in _flat(space).items())
+    parts = flat(space, lambda value: bool({*value} & {"low", "high", "log"}))
+    found = tuple((key, _part(f"search.space.{key}", value)) for key, value in parts.items())
     for key, _ in found:
         if key in GIVEN:
             raise InputError("search.space", key, "cannot be searched: it is what seeds, budget or configuration say")
     return Search(found, trials, tuple(seeds), tuple(named), sampler_seed)
-
-
-def _flat(table: Mapping[str, Any], before: str = "") -> dict[str, Any]:
-    """The parts of a space by their keys with dots; a table with low and high is one of them."""
-    values: dict[str, Any] = {}
-    for key, value in table.items():
-        inner = isinstance(value, dict) and not {*value} & {"low", "high", "log"}
-        values |= _flat(value, f"{before}{key}.") if inner else {f"{before}{key}": value}
-    return values
 
 
 def _part(field: str, value: Any) -> Range | tuple[Any, ...]:

@@ -41,7 +41,7 @@ def markdown(comparison: Comparison, analysis: Analysis) -> str:
     for table in tables(comparison, analysis):
         if table.title == "Contrasts":
             parts.append(f"## {table.title}\n\n{table if table.rows else NOTHING}")
-            parts.append("\n".join(f"- {note}" for note in analysis.notes))
+            parts.append("\n".join(f"- {note}" for note in (*analysis.cautions, *analysis.notes)))
         elif table.rows:
             parts.append(f"## {table.title}\n\n{table}")
     return "\n\n".join(parts) + "\n"
@@ -123,5 +123,7 @@ def _seconds(difference: PairedDifference) -> str:
     return f"{difference.mean:+.2f} [{difference.low:+.2f}, {difference.high:+.2f}]"
 
 
-def _time_word(verdict: Verdict) -> str:
+def _time_word(verdict: Verdict | None) -> str:
+    if verdict is None:
+        return "not judged"
     return {"better": "faster", "worse": "slower"}.get(verdict.word, verdict.word)

@@ -38,6 +38,7 @@ def comparison_data(comparison: Comparison, analysis: Analysis, runs: Runs) -> d
         "contrasts": [_contrast(line) for line in analysis.contrasts],
         "margin": comparison.margin,
         "better": "Left" if comparison.lower_is_better else "Right",
+        "cautions": analysis.cautions,
         "notes": analysis.notes,
         "tables": {table.title: _table(table) for table in tables(comparison, analysis)},
         "curves": _curves(runs),

@@ -156,6 +156,7 @@ function build() {
       "main",
       {},
       leads(lines.filter((line) => line.primary)),
+      page.cautions.map((caution) => element("p", { class: "note warn" }, caution)),
       section(
         "differences",
         "Paired differences",
