@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from comparison.helpers import comparison, result, results, tables
+from comparison.helpers import comparison, result, results, tables, trained
+from meristem.comparison.analysis import analyse
 from meristem.comparison.file import MEASURING_SEED
 from meristem.comparison.planning import (
     RunKey,
@@ -116,6 +117,22 @@ def test_lengths_of_arms_that_grow_at_a_fixed_time_are_found_in_few_rounds(
         known[key] = result("sgt", key.seed, 3.0, steps=steps, flops=round(spent(steps)))
     assert len(known) <= 3
     assert configuration(found, RunKey("sgt", 0), known).train.steps == pytest.approx(exact, rel=0.01)
+
+
+def test_arms_that_grow_end_at_their_budget(tmp_path: Path, data: Path) -> None:
+    """Real runs: loops are born after a fixed number of updates, so that cost is not in proportion to length."""
+    budget = 3 * 12 * step_flops(48, 2)
+    found = comparison(
+        tmp_path, data, arms=grown_arms(), primary=["sgt", "plain"], budget={"kind": "flops", "flops": budget}
+    )
+    known = trained(found, tmp_path / "out")
+    assert count_of_runs(found, known) == len(known)
+    for seed in found.seeds:
+        plain, sgt = known[RunKey("plain", seed)], known[RunKey("sgt", seed)]
+        assert plain.flops == budget
+        assert sgt.steps < plain.steps
+        assert abs(sgt.flops - budget) < 1.1 * step_flops(48, 2)  # an update, with its loops
+    assert all(abs(off) < 0.03 for row in analyse(found, known).arms for off in row.off_budget)
 
 
 def test_an_arm_that_diverges_while_it_is_measured_is_named(tmp_path: Path, data: Path) -> None:

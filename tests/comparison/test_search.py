@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import sys
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from comparison.helpers import comparison, result
+from comparison.helpers import comparison, result, trained
 from meristem.comparison.analysis import analyse
 from meristem.comparison.file import Comparison
 from meristem.comparison.planning import (
@@ -22,9 +23,12 @@ from meristem.comparison.planning import (
     seed_key,
     trial_settings,
 )
+from meristem.comparison.record import show
 from meristem.comparison.results import Result
+from meristem.comparison.running import finished_runs, run_comparison
 from meristem.comparison.search import FIRST, Range, Search, suggested
 from meristem.errors import RunError
+from meristem.runs.run_folder import RunFolder
 from training.helpers import prepared
 
 SPACE = {
@@ -132,3 +136,29 @@ class TestWithOptuna:
         assert f"searched at its own best of {FIRST + 2} trials on 2 other seeds, number {best}: " in notes
         assert all(f"{key} = {value}" in notes for key, value in settings.items())
         assert "Not searched, so that contrasts with searched arms favour these: plain." in notes
+
+    def test_no_trial_is_repeated(self, tmp_path: Path, data: Path) -> None:
+        """Two trials that are really run; a third is one more run, whatever the first two came to."""
+        out = tmp_path / "out"
+        space = {"optimizer.lr": SPACE["optimizer.lr"]}
+        found = asked(tmp_path, data, trials=2, seeds=[9], space=space)
+        known = trained(found, out)
+        assert len(known) == 2 + 2 * 2
+        tried = [RunFolder.open(out / f"runs/searched/trial-{number}/seed-9").config for number in (0, 1)]
+        assert [config["optimizer.lr"] for config in tried] == [
+            trial_settings(found, "searched", number, known)["optimizer.lr"] for number in (0, 1)
+        ]
+        said: list[str] = []
+        assert run_comparison(found, out, say=said.append) == known
+        assert said == [f"6 runs in {out}; 6 done"]
+        analysis, _ = show(found, known, out)
+        record = json.loads((out / "comparison.json").read_text())
+        assert [trial["held_out_loss"] for trial in record["trials"]] == [
+            known[RunKey("searched", 9, trial=number)].scores["held_out_loss"] for number in (0, 1)
+        ]
+        best = min(record["trials"], key=lambda trial: trial["held_out_loss"])
+        assert analysis.arms[0].settings == best["settings"]
+        more = asked(tmp_path, data, trials=3, seeds=[9], space=space)
+        assert {key for key in finished_runs(more, out) if key.trial is not None and key.seed == 9} == {
+            RunKey("searched", 9, trial=number) for number in (0, 1)
+        }

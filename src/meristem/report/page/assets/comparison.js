@@ -92,7 +92,7 @@ function tableOf(title) {
   const cell = (column, place) => (row) =>
     column.title === "result" ? element("b", {}, row[place]) : row[place] === "-" ? "–" : row[place];
   return dataTable(
-    columns.map((column, place) => ({ ...column, short: column.title.length < 14, of: cell(column, place) })),
+    columns.map((column, place) => ({ ...column, short: place > 0 && column.title.length < 14, of: cell(column, place) })),
     rows,
     { label: title, cards: true },
   );
@@ -143,7 +143,9 @@ function leads(lines) {
 function build() {
   const lines = page.contrasts,
     shaded = page.margin === null ? "" : "; the margin of equality is shaded";
-  const sign = `${page.better} of zero the first arm is better${shaded}. Small dots are seeds, bold is the primary contrast.`;
+  const sign =
+    `${page.better} of zero the first arm is better${shaded}. Small dots are seeds, bold is the primary contrast. ` +
+    "Intervals are of each contrast by itself; what is said of those marked Holm is corrected for their number.";
   document.body.append(
     element(
       "header",
