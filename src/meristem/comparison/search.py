@@ -100,7 +100,7 @@ def suggested(search: Search, scores: tuple[float, ...], number: int) -> dict[st
     """
     optuna = _optuna()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    seed = own_seed(f"search-{search.sampler_seed}-{number}") % 2**32
+    seed = own_seed(f"search-{search.sampler_seed}-{number}")
     study = optuna.create_study(sampler=optuna.samplers.TPESampler(n_startup_trials=FIRST, seed=seed))
     distributions = {key: _distribution(optuna, part) for key, part in search.space}
     for before, score in enumerate(scores):

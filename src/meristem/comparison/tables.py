@@ -25,8 +25,11 @@ class Table:
     rows: Sequence[tuple[str, ...]]
 
     def __str__(self) -> str:
-        lines = [self.columns, ("---",) * len(self.columns), *self.rows]
-        return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+        """As Markdown, with columns that are straight in a terminal too."""
+        widths = [max(map(len, column)) for column in zip(self.columns, *self.rows, strict=True)]
+        lines = [self.columns, tuple("-" * width for width in widths), *self.rows]
+        padded = [[cell.ljust(width) for cell, width in zip(line, widths, strict=True)] for line in lines]
+        return "\n".join("| " + " | ".join(line) + " |" for line in padded)
 
 
 def tables(comparison: Comparison, analysis: Analysis) -> list[Table]:
@@ -108,6 +111,12 @@ def _times(analysis: Analysis) -> Table:
         for line in analysis.times
     ]  # fmt: skip
     return Table("Time", columns, rows)
+
+
+def summary(analysis: Analysis) -> list[str]:
+    """The primary contrasts, a line each."""
+    lines = (line for line in analysis.contrasts if line.primary)
+    return [f"{name(line.contrast)}: {word(line.verdict)}, {numbers.interval(line.difference)}" for line in lines]
 
 
 def name(contrast: Contrast) -> str:

@@ -116,9 +116,9 @@ def seeds_needed(difference: float, deviation: float) -> int | None:
         return 2
     low, high = 2, 2
     while power(difference, deviation, high) < POWER:
-        low, high = high + 1, high * 2
-        if high > MOST_SEEDS:
+        if high == MOST_SEEDS:
             return None
+        low, high = high + 1, min(high * 2, MOST_SEEDS)
     while low < high:
         middle = (low + high) // 2
         low, high = (low, middle) if power(difference, deviation, middle) >= POWER else (middle + 1, high)

@@ -39,7 +39,13 @@ function differencesChart(lines, margin) {
     if (margin !== null)
       parts.push(
         titled(
-          drawn("rect", { class: "margin", x: X(-margin), y: top, width: X(margin) - X(-margin), height: bottom - top }),
+          drawn("rect", {
+            class: "margin",
+            x: X(-margin),
+            y: top,
+            width: X(margin) - X(-margin),
+            height: bottom - top,
+          }),
           `margin of equality: ${margin}`,
         ),
       );
@@ -91,8 +97,9 @@ function tableOf(title) {
   const { columns, rows } = page.tables[title];
   const cell = (column, place) => (row) =>
     column.title === "result" ? element("b", {}, row[place]) : row[place] === "-" ? "–" : row[place];
+  const isShort = (column, place) => place > 0 && column.title.length < 14;
   return dataTable(
-    columns.map((column, place) => ({ ...column, short: place > 0 && column.title.length < 14, of: cell(column, place) })),
+    columns.map((column, place) => ({ ...column, short: isShort(column, place), of: cell(column, place) })),
     rows,
     { label: title, cards: true },
   );
