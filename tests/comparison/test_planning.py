@@ -11,6 +11,7 @@ from comparison.helpers import comparison, result, results, tables, trained
 from meristem.comparison.analysis import analyse
 from meristem.comparison.file import MEASURING_SEED
 from meristem.comparison.planning import (
+    Lost,
     RunKey,
     Waiting,
     best_rate,
@@ -242,7 +243,7 @@ def test_nothing_takes_after_a_run_that_diverged(tmp_path: Path, data: Path) -> 
     found = comparison(tmp_path, data, arms=arms, primary=["sgt", "plain"])
     known = {RunKey("sgt", 0): result("sgt", 0, 3.0, scores={})}
     for arm in ("plain", "static"):
-        with pytest.raises(RunError, match="diverged, so that no other arm"):
+        with pytest.raises(Lost, match=f"{arm}, seed 0: cannot be run, as sgt diverged, which it takes after"):
             configuration(found, RunKey(arm, 0), known)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from comparison.helpers import base_file, tables
+from meristem.comparison.analysis import analyse
 from meristem.comparison.file import Comparison, read_comparison
 from meristem.comparison.planning import RunKey, configuration
 from meristem.comparison.running import as_begun, check_room, finished_runs, free_gpu, run_comparison, visible_gpus
@@ -158,14 +159,18 @@ def test_a_run_that_diverges_is_a_result_and_is_not_tried_again(
     """Also, two runs at a time are given a GPU each, if there are two; here these are names that nobody asks for."""
     monkeypatch.setattr("meristem.comparison.running.visible_gpus", lambda: ["4", "7"])
     arms = {"wild": {"optimizer.weight_decay": 1e30, "train.device": "auto"}, "calm": {"train.device": "auto"}}
+    arms |= {"follower": {"budget": {"kind": "flops", "of": "wild"}}}  # which can never be run, and holds nothing up
     changes = {"arms": arms, "primary": ["wild", "calm"]}
     comparison = asked(tmp_path / "files", data, **changes)
     found = run_comparison(comparison, tmp_path / "out", jobs=2, say=lambda text: None)
-    assert {key.arm: result.diverged for key, result in found.items()} == {"wild": True, "calm": False}
+    ended = {key.arm: (result.diverged, result.lost) for key, result in found.items()}
+    assert ended == {"wild": (True, False), "calm": (False, False), "follower": (True, True)}
+    (caution,) = [text for text in analyse(comparison, found).cautions if text.startswith("follower")]
+    assert caution.startswith("follower could not be run, for want of what it takes after, with 2 of 2 seeds (0, 1)")
     assert [entry["gpu"] for entry in launches(tmp_path / "out")][:2] == ["4", "7"]
     again: list[str] = []
     assert run_comparison(comparison, tmp_path / "out", say=again.append) == found
-    assert again == [f"4 runs in {tmp_path / 'out'}; 4 done"]
+    assert again == [f"6 runs in {tmp_path / 'out'}; 6 done"]
 
 
 @pytest.mark.parametrize(

@@ -227,13 +227,15 @@ def _missing_notes(comparison: Comparison, results: Results) -> list[str]:
 
 
 def _divergence_notes(comparison: Comparison, results: Results) -> list[str]:
-    """Arms of which runs are missing because they diverged."""
+    """Arms of which runs are missing because they diverged, or took after one that did."""
     notes = []
     for arm in comparison.arms:
-        lost = [str(seed) for seed, run in _ended(comparison, arm, results).items() if run.diverged]
-        if lost:
-            count = f"{len(lost)} of {counted(len(comparison.seeds), 'seed')}"
-            notes.append(f"{arm} diverged with {count} ({', '.join(lost)}): what is said of it is of the others only.")
+        runs = [run for run in _ended(comparison, arm, results).values() if run.diverged]
+        for lost, what in ((False, "diverged"), (True, "could not be run, for want of what it takes after,")):
+            seeds = [str(run.seed) for run in runs if run.lost == lost]
+            if seeds:
+                count = f"{len(seeds)} of {counted(len(comparison.seeds), 'seed')} ({', '.join(seeds)})"
+                notes.append(f"{arm} {what} with {count}: what is said of it is of the others only.")
     return notes
 
 

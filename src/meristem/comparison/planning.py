@@ -64,6 +64,10 @@ class Waiting(Exception):
     """A run cannot begin yet: it takes after one that has not ended."""
 
 
+class Lost(RunError):
+    """A run cannot be made: it takes after one that has diverged."""
+
+
 def timed_arms(comparison: Comparison) -> list[str]:
     """The arms whose speed is measured, for which a run has the machine to itself."""
     arms = []
@@ -162,7 +166,7 @@ def configuration(comparison: Comparison, key: RunKey, results: Results) -> Conf
     """What a run is trained with; `Waiting` if that depends on a run that has not ended yet."""
 
     def resolve(other: str, what: str) -> Any:
-        return _beside(comparison, key, other, results).reference(what)
+        return _followed(comparison, key, other, results).reference(what)
 
     values = arm_values(comparison, key.arm, resolve)
     values |= {"train.seed": key.seed, "data.seed": key.seed, "checkpoint.keep": 1}
@@ -196,6 +200,14 @@ def _beside(comparison: Comparison, key: RunKey, other: str, results: Results) -
     return _known(results, seed_key(comparison, other, key.seed, results))
 
 
+def _followed(comparison: Comparison, key: RunKey, other: str, results: Results) -> Result:
+    """The run of another arm that one takes after, if it came to an end."""
+    found = _beside(comparison, key, other, results)
+    if found.diverged:
+        raise Lost(f"{key}: cannot be run, as {other} diverged, which it takes after")
+    return found
+
+
 # --- budgets ---------------------------------------------------------------------------------------------------------
 
 
@@ -227,9 +239,7 @@ def wanted(comparison: Comparison, key: RunKey, results: Results) -> float:
     budget = comparison.budget_of(key.arm)
     if budget.of is None:
         return float(budget.amount or 0)
-    of = _beside(comparison, key, budget.of, results)
-    if of.diverged:
-        raise RunError(f"{of.folder}: diverged, so that no other arm can be matched to it")
+    of = _followed(comparison, key, budget.of, results)
     if budget.kind == "seconds":
         pace = _known(results, _measuring(of.arm, 1))
         if pace.diverged:

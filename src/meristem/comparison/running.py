@@ -23,6 +23,7 @@ import torch
 from meristem.comparison.file import Comparison
 from meristem.comparison.numbers import short
 from meristem.comparison.planning import (
+    Lost,
     RunKey,
     Waiting,
     configuration,
@@ -32,7 +33,7 @@ from meristem.comparison.planning import (
     starting_plan_of,
     timed_arms,
 )
-from meristem.comparison.results import Result, has_diverged, is_finished, read_result
+from meristem.comparison.results import Result, has_diverged, is_finished, lost_result, read_result
 from meristem.comparison.tables import MEASURES
 from meristem.config import Config, check_resumable, known_values
 from meristem.devices import choose_device, describe_device
@@ -65,14 +66,23 @@ def finished_runs(comparison: Comparison, out: Path) -> dict[RunKey, Result]:
     results: dict[RunKey, Result] = {}
     while True:
         before = len(results)
+        some_diverged = any(result.diverged for result in results.values())
         for key in known_keys(comparison, results):
-            if key in results or not _is_begun(out, key):
+            if key in results or not (_is_begun(out, key) or some_diverged):
                 continue
             with suppress(Waiting):
-                if (result := _finished(key, out, configuration(comparison, key, results))) is not None:
+                if (result := _ended_before(comparison, key, out, results)) is not None:
                     results[key] = result
         if len(results) == before:  # one that is done may be what others take after
             return results
+
+
+def _ended_before(comparison: Comparison, key: RunKey, out: Path, results: dict[RunKey, Result]) -> Result | None:
+    """The result of a run that is done, or can never be; None of one that is to be made."""
+    try:
+        return _finished(key, out, configuration(comparison, key, results))
+    except Lost:
+        return lost_result(key.arm, key.seed)
 
 
 def _is_begun(out: Path, key: RunKey) -> bool:
@@ -127,10 +137,11 @@ def run_comparison(comparison: Comparison, out: Path, *, jobs: int = 1, say: Say
             while len(results) < (total := count_of_runs(comparison, results)):
                 before = len(results)
                 for key in _next(comparison, results, running, timed, jobs) if changed else ():
-                    config = configuration(comparison, key, results)
-                    if (known := _finished(key, out, config)) is not None:  # it had waited for what it takes after
+                    # One that waited for what it takes after may be done, or impossible.
+                    if (known := _ended_before(comparison, key, out, results)) is not None:
                         results[key] = known
                         continue
+                    config = configuration(comparison, key, results)
                     side_by_side = 1 if _is_timed(key, timed) else jobs
                     check_room(key, config, side_by_side, gpus)
                     gpu = free_gpu(config.train.device, gpus, [run.gpu for run in running])
@@ -182,7 +193,8 @@ def _next(
         if len(busy) + len(found) >= jobs:
             break
         with suppress(Waiting):
-            configuration(comparison, key, results)
+            with suppress(Lost):
+                configuration(comparison, key, results)
             if _is_timed(key, timed):  # it comes first, as soon as nothing else is at work
                 return [] if busy else [key]
             found.append(key)
