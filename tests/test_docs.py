@@ -79,10 +79,12 @@ def test_what_a_policy_of_ones_own_needs_is_where_the_guide_says() -> None:
 
 def test_the_comparison_of_the_guide_can_be_run() -> None:
     section = (ROOT / "docs/guide.md").read_text().partition("## Comparisons\n")[2].partition("\n## ")[0]
-    (file,) = re.findall(r"```toml\n(.*?)```", section, re.DOTALL)
+    file, search = map(tomllib.loads, re.findall(r"```toml\n(.*?)```", section, re.DOTALL))
     for preset in (None, "tiny"):
-        found = read_comparison(tomllib.loads(file), ROOT / "configs/compare/guide.toml", preset)
+        found = read_comparison(file, ROOT / "configs/compare/guide.toml", preset)
         assert [contrast.arm for contrast in (*found.primary, *found.secondary)] == ["prism", "prism"]
+    searched = {key: value for key, value in {**file, **search}.items() if not key.startswith("rate")}
+    assert read_comparison(searched, ROOT / "configs/compare/guide.toml").is_searched("prism")
     budgets = re.findall(r"^\| `(\{.*?\})` \|", section, re.MULTILINE)
     assert len(budgets) == 5
     rest = 'config = "../demo.toml"\nseeds = [0, 1]\nprimary = ["sgt", "plain"]\n[arms.sgt]\n[arms.plain]'

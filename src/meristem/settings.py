@@ -10,6 +10,7 @@ import json
 import math
 import tomllib
 import types
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, Literal, Union, get_args, get_origin
 
@@ -71,3 +72,17 @@ def from_text(text: str, kind: Any) -> Any:
         return tomllib.loads(f"value = {written}")["value"]
     except (ValueError, RecursionError):  # integers of thousands of digits are a ValueError
         return text
+
+
+def flat(
+    table: Mapping[str, Any], is_value: Callable[[Mapping[str, Any]], bool] = lambda table: False, before: str = ""
+) -> dict[str, Any]:
+    """The values of tables within tables by their keys with dots; a table that `is_value` is one of them.
+
+    `flat({"model": {"width": 64}})` is `{"model.width": 64}`.
+    """
+    values: dict[str, Any] = {}
+    for key, value in table.items():
+        inner = isinstance(value, dict) and not is_value(value)
+        values |= flat(value, is_value, f"{before}{key}.") if inner else {f"{before}{key}": value}
+    return values

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from meristem.comparison.file import Comparison, read_comparison
-from meristem.comparison.planning import RunKey
+from meristem.comparison.planning import RunKey, Waiting, configuration, known_keys
 from meristem.comparison.results import Result
+from meristem.comparison.running import finished_runs
 from meristem.config import build_config
+from meristem.training.loop import train
 from training.helpers import TINY
 
 
@@ -52,3 +55,15 @@ def results(losses: dict[str, list[float]], rate: float | None = None, **changes
         for arm, values in losses.items()
         for seed, loss in enumerate(values)
     }
+
+
+def trained(found: Comparison, out: Path) -> dict[RunKey, Result]:
+    """All runs of a comparison, made here one after the other as `compare` would make them."""
+    while True:
+        known, made = finished_runs(found, out), False
+        for key in (key for key in known_keys(found, known) if key not in known):
+            with suppress(Waiting):
+                train(configuration(found, key, known), out / key.path)
+                made = True
+        if not made:
+            return known

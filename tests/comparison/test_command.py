@@ -45,7 +45,10 @@ def test_what_is_done_is_shown(call: Call, folder: Path) -> None:
     assert said.out.startswith("# question\n")
     assert "| prism minus uniform | primary |" in said.out
     assert "seconds to loss 9" in said.out
-    assert said.out.rstrip().endswith("comparison.html")
+    *_, result, last = said.out.rstrip().splitlines()
+    assert result.startswith("prism minus uniform: ")
+    assert last.endswith("comparison.html")
+    assert "<title>question</title>" in (folder / "out/comparison.html").read_text()
     record = json.loads((folder / "out/comparison.json").read_text())
     assert {(run["arm"], run["seed"]) for run in record["runs"]} == {
         (a, s) for a in ("uniform", "prism") for s in (0, 1)

@@ -11,6 +11,7 @@ from comparison.helpers import base_file, comparison, tables
 from meristem.comparison.file import Budget, Contrast, load_comparison, read_comparison
 from meristem.errors import InputError
 
+SEARCH = {"trials": 3, "seeds": [9], "space": {"optimizer.lr": {"low": 1e-4, "high": 1e-2, "log": True}}}
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -30,7 +31,7 @@ def test_every_arm_is_compared_with_the_baseline_of_the_primary_contrast(tmp_pat
         ({"config": None}, "config", "must name a configuration"),
         ({"seeds": [0]}, "seeds", "at least 2"),
         ({"seeds": [0, 0]}, "seeds", "different integers"),
-        ({"seeds": [0, -1]}, "seeds", "from 0 on"),
+        ({"seeds": [0, -1]}, "seeds", "from 0 to 999,999,999"),
         ({"arms": {}}, "arms", "tables"),
         ({"arms": {"a/b": {}}}, "arms", "a name of letters"),
         ({"arms": {"a b": {}, "a-b": {}}, "primary": ["a b", "a-b"]}, "arms", "must differ from 'a b'"),
@@ -50,6 +51,23 @@ def test_every_arm_is_compared_with_the_baseline_of_the_primary_contrast(tmp_pat
         ({"budget": {"kind": "flops", "of": "other"}}, "arms.uniform.budget.of", "one of the arms"),
         ({"budget": {"of": "prism"}}, "budget.of", "is for other kinds"),
         ({"sweep": {"model.width": []}}, "sweep.model.width", "one value or more"),
+        ({"sweep": {"model.schedule": ["bump"]}}, "arms.uniform.model.schedule", "is what sweep says"),
+        ({"search": {"trials": 9}}, "search.seeds", "one at least"),
+        ({"search": {**SEARCH, "seeds": [9, 1]}}, "search.seeds", "share no seed with seeds (1)"),
+        ({"search": {**SEARCH, "trials": 1}}, "search.trials", "at least 2"),
+        ({"search": {**SEARCH, "trails": 5}}, "search.trails", "unknown key"),
+        ({"search": {**SEARCH, "arms": ["prsm"]}}, "search.arms", "some of the arms uniform, prism"),
+        ({"search": {**SEARCH, "space": {}}}, "search.space", "must be a table"),
+        ({"search": {**SEARCH, "space": {"optimizer.rl": [1, 2]}}}, "optimizer.rl", "did you mean optimizer.lr?"),
+        ({"search": {**SEARCH, "space": {"optimizer.lr": {"low": 1}}}}, "search.space.optimizer.lr", "high = .."),
+        ({"search": {**SEARCH, "space": {"optimizer.lr": {"low": 2, "high": 1}}}}, "search.space.optimizer.lr",
+         "from a lower to a higher"),
+        ({"search": {**SEARCH, "space": {"train.steps": [8, 9]}}}, "search.space", "cannot be searched"),
+        ({"search": {**SEARCH, "space": {"model.schedule": ["bump", "prism"]}}}, "arms.uniform.model.schedule",
+         "is what search.space says"),
+        ({"search": SEARCH, "rates": [1e-3, 2e-3], "rate_seeds": [9]}, "rates", "put optimizer.lr in its space"),
+        ({"search": {**SEARCH, "space": {"model.width": [32, 64]}}, "budget": {"kind": "seconds", "seconds": 9}},
+         "search.space", "would change the seconds of an update of uniform"),
     ],
 )  # fmt: skip
 def test_mistakes_are_named(tmp_path: Path, changes: dict[str, Any], field: str, said: str) -> None:

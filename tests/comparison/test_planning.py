@@ -7,8 +7,11 @@ from typing import Any
 
 import pytest
 
-from comparison.helpers import comparison, result, results, tables
+from comparison.helpers import comparison, result, results, tables, trained
+from meristem.comparison.analysis import analyse
+from meristem.comparison.file import MEASURING_SEED
 from meristem.comparison.planning import (
+    Lost,
     RunKey,
     Waiting,
     best_rate,
@@ -18,6 +21,7 @@ from meristem.comparison.planning import (
     measuring_keys,
     seed_key,
 )
+from meristem.comparison.results import Result
 from meristem.errors import InputError, RunError
 from meristem.plan import Plan
 from training.helpers import prepared
@@ -52,7 +56,7 @@ def test_policies_and_shuffled_schedules_are_drawn_by_the_seed(tmp_path: Path, d
     assert configuration(found, RunKey("shuffle", 7), {}).model.shuffle_seed == 7
 
 
-@pytest.mark.parametrize("tokens", [1, 1000, 1281])
+@pytest.mark.parametrize("tokens", [128, 1000, 1281])
 def test_tokens_become_updates(tmp_path: Path, data: Path, tokens: int) -> None:
     found = comparison(tmp_path, data, budget={"kind": "tokens", "tokens": tokens})
     assert configuration(found, RunKey("prism", 0), {}).train.steps == -(-tokens // (4 * 32))
@@ -77,13 +81,83 @@ def test_an_arm_that_grows_is_measured_first_and_then_as_long_as_its_flops_allow
     found = comparison(
         tmp_path, data, arms=grown_arms(), primary=["sgt", "plain"], budget={"kind": "flops", "flops": 4e8}
     )
-    assert measuring_keys(found) == [RunKey("sgt", 2, measuring=True)]
+    assert measuring_keys(found, {}) == [RunKey("sgt", MEASURING_SEED, measuring=1)]
     with pytest.raises(Waiting):
         configuration(found, RunKey("sgt", 0), {})
-    (key,) = measuring_keys(found)
+    (key,) = measuring_keys(found, {})
     assert configuration(found, key, {}).train.steps == 12
     known = {key: result("sgt", 2, 3.0, steps=12, flops=10**8)}
-    assert configuration(found, RunKey("sgt", 0), known).train.steps == 48
+    second = RunKey("sgt", MEASURING_SEED, measuring=2)
+    assert measuring_keys(found, known) == [key, second]
+    assert configuration(found, second, known).train.steps == 48
+    with pytest.raises(Waiting):  # a longer run may grow otherwise: its length is not known yet
+        configuration(found, RunKey("sgt", 0), known)
+    known[second] = result("sgt", 2, 3.0, steps=48, flops=399_000_000)
+    assert measuring_keys(found, known) == [key, second]
+    assert configuration(found, RunKey("sgt", 0), known).train.steps == 49
+
+
+@pytest.mark.parametrize("grown_at", [0.0, 30.0, 80.0])
+def test_lengths_of_arms_that_grow_at_a_fixed_time_are_found_in_few_rounds(
+    tmp_path: Path, data: Path, grown_at: float
+) -> None:
+    """An update costs twice as much after so many; the length at which that comes to the budget is solved by hand."""
+    budget = 5e8
+    found = comparison(
+        tmp_path, data, arms=grown_arms(), primary=["sgt", "plain"], budget={"kind": "flops", "flops": budget}
+    )
+
+    def spent(steps: int) -> float:
+        return 1e6 * (steps + max(0.0, steps - grown_at))
+
+    exact = (budget / 1e6 + grown_at) / 2
+    known: dict[RunKey, Result] = {}
+    while new := [key for key in measuring_keys(found, known) if key not in known]:
+        (key,) = new
+        steps = configuration(found, key, known).train.steps
+        known[key] = result("sgt", key.seed, 3.0, steps=steps, flops=round(spent(steps)))
+    assert len(known) <= 3
+    assert configuration(found, RunKey("sgt", 0), known).train.steps == pytest.approx(exact, rel=0.01)
+
+
+def test_arms_that_grow_end_at_their_budget(tmp_path: Path, data: Path) -> None:
+    """Real runs: loops are born after a fixed number of updates, so that cost is not in proportion to length."""
+    budget = 3 * 12 * step_flops(48, 2)
+    found = comparison(
+        tmp_path, data, arms=grown_arms(), primary=["sgt", "plain"], budget={"kind": "flops", "flops": budget}
+    )
+    known = trained(found, tmp_path / "out")
+    assert count_of_runs(found, known) == len(known)
+    for seed in found.seeds:
+        plain, sgt = known[RunKey("plain", seed)], known[RunKey("sgt", seed)]
+        assert plain.flops == budget
+        assert sgt.steps < plain.steps
+        assert abs(sgt.flops - budget) < 1.1 * step_flops(48, 2)  # an update, with its loops
+    assert all(abs(off) < 0.03 for row in analyse(found, known).arms for off in row.off_budget)
+
+
+def test_an_arm_that_diverges_while_it_is_measured_is_named(tmp_path: Path, data: Path) -> None:
+    found = comparison(
+        tmp_path, data, arms=grown_arms(), primary=["sgt", "plain"], budget={"kind": "flops", "flops": 4e8}
+    )
+    known = {RunKey("sgt", MEASURING_SEED, measuring=1): result("sgt", 2, 3.0, scores={})}
+    with pytest.raises(RunError, match="diverged, so that the length of sgt cannot be found"):
+        measuring_keys(found, known)
+
+
+def test_a_seed_more_leaves_what_was_measured_as_it_is(tmp_path: Path, data: Path) -> None:
+    keys = [
+        measuring_keys(comparison(tmp_path, data, seeds=seeds, budget={"kind": "seconds", "seconds": 3}), {})
+        for seeds in ([0, 1], [0, 1, 7])
+    ]
+    assert keys[0] == keys[1]
+
+
+def test_arms_with_other_batches_see_as_many_tokens(tmp_path: Path, data: Path) -> None:
+    """The base has 12 updates of 4 windows of 32 tokens."""
+    arms = {"uniform": {}, "prism": {"train.batch_size": 6, "model.context": 16}}
+    found = comparison(tmp_path, data, arms=arms)
+    assert [configuration(found, RunKey(arm, 0), {}).train.steps for arm in arms] == [12, 12 * 4 * 32 // (6 * 16)]
 
 
 def test_flops_of_another_arm_are_those_it_counted_with_the_same_seed(tmp_path: Path, data: Path) -> None:
@@ -95,12 +169,22 @@ def test_flops_of_another_arm_are_those_it_counted_with_the_same_seed(tmp_path: 
     assert steps == [-(-flops // step_flops(48, 2)) for flops in (300_000_000, 500_000_000)]
 
 
+@pytest.mark.parametrize("kind", ["tokens", "flops", "seconds"])
+def test_less_than_one_update_is_no_budget(tmp_path: Path, data: Path, kind: str) -> None:
+    least = {"tokens": 4 * 32, "flops": step_flops(48, 2), "seconds": 0.1}[kind]
+    found = comparison(tmp_path, data, budget={"kind": kind, kind: 0.01})
+    known = {key: result(key.arm, 2, 3.0, steps=60, training_seconds=6.0) for key in measuring_keys(found, {})}
+    with pytest.raises(InputError) as error:
+        configuration(found, RunKey("prism", 0), known)
+    assert str(error.value) == f"budget.{kind} = 0.01: is less than prism needs for one update, {least:.3g}"
+
+
 def test_seconds_are_measured_alone_and_become_updates(tmp_path: Path, data: Path) -> None:
     found = comparison(tmp_path, data, budget={"kind": "seconds", "seconds": 30})
-    assert [key.arm for key in measuring_keys(found)] == ["uniform", "prism"]
+    assert [key.arm for key in measuring_keys(found, {})] == ["uniform", "prism"]
     known = {
         key: result(key.arm, 2, 3.0, steps=60, training_seconds=seconds)
-        for key, seconds in zip(measuring_keys(found), (6.0, 12.0), strict=True)
+        for key, seconds in zip(measuring_keys(found, {}), (6.0, 12.0), strict=True)
     }
     assert [configuration(found, RunKey(arm, 0), known).train.steps for arm in found.arms] == [300, 150]
 
@@ -108,11 +192,11 @@ def test_seconds_are_measured_alone_and_become_updates(tmp_path: Path, data: Pat
 def test_seconds_of_another_arm_go_by_both_paces_alone(tmp_path: Path, data: Path) -> None:
     """What was measured side by side does not count: 12 updates of 2 seconds are 24 of 1 second."""
     found = comparison(tmp_path, data, arms=grown_arms(kind="seconds", of="sgt"), primary=["sgt", "plain"])
-    assert {key.arm for key in measuring_keys(found)} == {"plain", "sgt"}
+    assert {key.arm for key in measuring_keys(found, {})} == {"plain", "sgt"}
     known = {
         RunKey("sgt", 0): result("sgt", 0, 3.0, steps=12, training_seconds=99.0),
-        RunKey("sgt", 2, measuring=True): result("sgt", 2, 3.0, steps=12, training_seconds=24.0),
-        RunKey("plain", 2, measuring=True): result("plain", 2, 3.0, steps=60, training_seconds=60.0),
+        RunKey("sgt", MEASURING_SEED, measuring=1): result("sgt", 2, 3.0, steps=12, training_seconds=24.0),
+        RunKey("plain", MEASURING_SEED, measuring=1): result("plain", 2, 3.0, steps=60, training_seconds=60.0),
     }
     assert configuration(found, RunKey("plain", 0), known).train.steps == 24
 
@@ -130,7 +214,7 @@ def test_parameters_are_matched_by_the_feed_forward_size(tmp_path: Path, data: P
 
 def test_the_best_rate_is_chosen_on_its_own_seeds_alone(tmp_path: Path, data: Path) -> None:
     found = comparison(tmp_path, data, rates=[1e-3, 2e-3], rate_seeds=[8, 9])
-    assert count_of_runs(found) == 2 * 2 * 2 + 2 * 2
+    assert count_of_runs(found, {}) == 2 * 2 * 2 + 2 * 2
     losses = {(8, 1e-3): 3.0, (9, 1e-3): 3.4, (8, 2e-3): 3.3, (9, 2e-3): 3.2}
     known = {RunKey("prism", seed, rate): result("prism", seed, loss) for (seed, rate), loss in losses.items()}
     assert best_rate(found, "prism", known) == 1e-3
@@ -159,7 +243,7 @@ def test_nothing_takes_after_a_run_that_diverged(tmp_path: Path, data: Path) -> 
     found = comparison(tmp_path, data, arms=arms, primary=["sgt", "plain"])
     known = {RunKey("sgt", 0): result("sgt", 0, 3.0, scores={})}
     for arm in ("plain", "static"):
-        with pytest.raises(RunError, match="diverged, so that no other arm"):
+        with pytest.raises(Lost, match=f"{arm}, seed 0: cannot be run, as sgt diverged, which it takes after"):
             configuration(found, RunKey(arm, 0), known)
 
 

@@ -12,9 +12,11 @@ from typing import Any
 import pytest
 
 from comparison.helpers import base_file, tables
+from meristem.comparison.analysis import analyse
 from meristem.comparison.file import Comparison, read_comparison
-from meristem.comparison.planning import RunKey
-from meristem.comparison.running import finished_runs, run_comparison
+from meristem.comparison.planning import RunKey, configuration
+from meristem.comparison.running import as_begun, check_room, finished_runs, free_gpu, run_comparison, visible_gpus
+from meristem.config import check_resumable
 from meristem.errors import InputError, RunError
 from meristem.runs.run_folder import RunFolder
 from training.helpers import assert_equal_runs, copy_run, events, metrics, prepared, start
@@ -24,6 +26,7 @@ ARMS: dict[str, Any] = {
     "sgt": SGT,
     "plain": {"model.schedule": "uniform", "budget": {"kind": "flops", "of": "sgt"}},
     "static": {"model.schedule": "uniform", "growth": {"policies": ["static_loops"], "static_loops": {"like": "@sgt"}}},
+    "same": {"model.plan": "@sgt.plan"},
 }  # fmt: skip
 ASKED: dict[str, Any] = {"arms": ARMS, "primary": ["sgt", "plain"]}
 
@@ -40,7 +43,7 @@ def asked(folder: Path, data: Path, **changes: Any) -> Comparison:
 
 @pytest.fixture(scope="module")
 def done(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """All six runs, two at a time."""
+    """All eight runs, two at a time."""
     out = tmp_path_factory.mktemp("done")
     run_comparison(asked(out / "files", data), out, jobs=2, say=lambda text: None)
     return out
@@ -54,13 +57,13 @@ def test_arms_are_paired_and_matched(done: Path, data: Path) -> None:
     results = finished_runs(asked(done / "files", data), done)
     assert set(results) == {RunKey(arm, seed) for arm in ARMS for seed in (0, 1)}
     for seed in (0, 1):
-        sgt, plain, static = (results[RunKey(arm, seed)] for arm in ARMS)
+        sgt, plain, static, same = (results[RunKey(arm, seed)] for arm in ARMS)
         first = [metrics(RunFolder.open(Path(run.folder)))[0] for run in (sgt, plain)]
         assert first[0]["loss"] == first[1]["loss"]  # the same weights and the same batch
         per_update = plain.flops // plain.steps
         assert 0 <= plain.flops - sgt.flops < per_update  # stopped at the update at which the count was reached
         assert plain.steps > sgt.steps
-        assert static.structure == sgt.structure
+        assert static.structure == same.structure == sgt.structure
         assert "looped" in static.structure
         assert sgt.training_seconds > 0
         assert sgt.evaluation_seconds > 0
@@ -68,11 +71,11 @@ def test_arms_are_paired_and_matched(done: Path, data: Path) -> None:
 
 def test_what_is_done_is_not_repeated(done: Path, data: Path) -> None:
     before = launches(done)
-    assert len(before) == 6
+    assert len(before) == 8
     said: list[str] = []
     run_comparison(asked(done / "files", data), done, say=said.append)
     assert launches(done) == before
-    assert said == [f"6 runs in {done}; 6 done"]
+    assert said == [f"8 runs in {done}; 8 done"]
 
 
 def test_what_was_interrupted_goes_on_and_ends_alike(done: Path, data: Path, tmp_path: Path) -> None:
@@ -85,7 +88,7 @@ def test_what_was_interrupted_goes_on_and_ends_alike(done: Path, data: Path, tmp
     said: list[str] = []
     run_comparison(asked(out / "files", data), out, say=said.append)
     assert "going on with sgt, seed 1" in said
-    assert [entry["run"] for entry in launches(out)[6:]] == ["runs/sgt/seed-1", "runs/static/seed-1"]
+    assert [entry["run"] for entry in launches(out)[8:]] == ["runs/sgt/seed-1", "runs/static/seed-1"]
     assert "resume" in events(cut)
     assert_equal_runs(cut, whole)
 
@@ -110,6 +113,26 @@ def test_a_run_that_is_done_otherwise_is_refused_by_the_key(done: Path, data: Pa
         finished_runs(asked(done / "files", data, arms=arms), done)
 
 
+def test_a_folder_may_be_moved(done: Path, data: Path, tmp_path: Path) -> None:
+    """The plan file that `same` begins with lies in the folder: what it says counts, not where it is."""
+    out = tmp_path / "moved"
+    shutil.copytree(done, out)
+    comparison = asked(out / "files", data)
+    results = finished_runs(comparison, out)
+    assert {key: run.scores for key, run in results.items()} == {
+        key: run.scores for key, run in finished_runs(comparison, done).items()
+    }
+    config, folder = configuration(comparison, RunKey("same", 0), results), RunFolder.open(out / "runs/same/seed-0")
+    assert str(config.model.plan).startswith(str(out))
+    check_resumable(folder.config, as_begun(folder, config))
+
+
+def test_another_structure_is_refused_wherever_it_comes_from(done: Path, data: Path) -> None:
+    arms = {**ARMS, "same": {"model.plan": "@plain.plan"}}
+    with pytest.raises(InputError, match=r"model.plan = .*same/seed-0 began with another structure \(layers"):
+        finished_runs(asked(done / "files", data, arms=arms), done)
+
+
 def test_other_data_is_refused(done: Path, tmp_path: Path) -> None:
     other = prepared(tmp_path, 20)
     with pytest.raises(InputError, match=r"data.path = .* is not the data that .*seed-0 was trained on"):
@@ -122,20 +145,62 @@ def test_a_seed_can_be_added(done: Path, data: Path) -> None:
 
 
 def test_a_run_that_fails_says_why(tmp_path: Path, data: Path) -> None:
-    arms = {"sgt": {"train.device": "cuda:77"}, "plain": {}}
-    with pytest.raises(RunError, match=r"sgt, seed 0: stopped with status 2 \(error: .*cuda:77"):
+    place = tmp_path / "out/runs/sgt/seed-0"
+    place.parent.mkdir(parents=True)
+    place.write_text("not a folder")
+    arms: dict[str, Any] = {"sgt": {}, "plain": {}}
+    with pytest.raises(RunError, match=r"sgt, seed 0: stopped with status 2 \(error: out = .*seed-0"):
         run_comparison(asked(tmp_path / "files", data, arms=arms), tmp_path / "out", say=lambda text: None)
 
 
-def test_a_run_that_diverges_is_a_result_and_is_not_tried_again(tmp_path: Path, data: Path) -> None:
-    arms = {"wild": {"optimizer.weight_decay": 1e30}, "calm": {}}
+def test_a_run_that_diverges_is_a_result_and_is_not_tried_again(
+    tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also, two runs at a time are given a GPU each, if there are two; here these are names that nobody asks for."""
+    monkeypatch.setattr("meristem.comparison.running.visible_gpus", lambda: ["4", "7"])
+    arms = {"wild": {"optimizer.weight_decay": 1e30, "train.device": "auto"}, "calm": {"train.device": "auto"}}
+    arms |= {"follower": {"budget": {"kind": "flops", "of": "wild"}}}  # which can never be run, and holds nothing up
     changes = {"arms": arms, "primary": ["wild", "calm"]}
     comparison = asked(tmp_path / "files", data, **changes)
     found = run_comparison(comparison, tmp_path / "out", jobs=2, say=lambda text: None)
-    assert {key.arm: result.diverged for key, result in found.items()} == {"wild": True, "calm": False}
+    ended = {key.arm: (result.diverged, result.lost) for key, result in found.items()}
+    assert ended == {"wild": (True, False), "calm": (False, False), "follower": (True, True)}
+    (caution,) = [text for text in analyse(comparison, found).cautions if text.startswith("follower")]
+    assert caution.startswith("follower could not be run, for want of what it takes after, with 2 of 2 seeds (0, 1)")
+    assert [entry["gpu"] for entry in launches(tmp_path / "out")][:2] == ["4", "7"]
     again: list[str] = []
     assert run_comparison(comparison, tmp_path / "out", say=again.append) == found
-    assert again == [f"4 runs in {tmp_path / 'out'}; 4 done"]
+    assert again == [f"6 runs in {tmp_path / 'out'}; 6 done"]
+
+
+@pytest.mark.parametrize(
+    ("device", "taken", "chosen"),
+    [("auto", [], "0"), ("auto", ["0"], "3"), ("cuda", ["3", "0", "3"], "0"), ("cuda:1", [], None), ("cpu", [], None)],
+)
+def test_runs_are_spread_over_gpus(device: str, taken: list[str | None], chosen: str | None) -> None:
+    assert free_gpu(device, ["0", "3"], taken) == chosen
+    assert free_gpu(device, ["0"], taken) is None  # one is shared
+
+
+@pytest.mark.parametrize(
+    ("named", "found"), [(None, ["0", "1"]), ("5,7", ["5", "7"]), ("GPU-a, GPU-b", ["GPU-a", "GPU-b"])]
+)
+def test_gpus_are_those_that_may_be_seen(monkeypatch: pytest.MonkeyPatch, named: str | None, found: list[str]) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if named is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", named)
+    assert visible_gpus() == found
+
+
+def test_more_runs_side_by_side_than_memory_allows_are_refused(
+    tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = configuration(asked(tmp_path, data), RunKey("sgt", 0), {})
+    monkeypatch.setattr("meristem.training.loop.memory_of", lambda device: 2**26)
+    check_room(RunKey("sgt", 0), config, 1, [])
+    with pytest.raises(InputError, match=r"jobs = 512: must be fewer: sgt, seed 0 does not fit 512 times on"):
+        check_room(RunKey("sgt", 0), config, 512, [])
 
 
 def test_a_stop_leaves_nothing_running_and_a_second_call_goes_on(tmp_path: Path, data: Path) -> None:
@@ -154,7 +219,7 @@ def test_a_stop_leaves_nothing_running_and_a_second_call_goes_on(tmp_path: Path,
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert "stopping 1 run, with which the same command goes on" in said
+    assert "stopping 1 run; the same command goes on from there" in said
     assert events(RunFolder.open(out / "runs/a/seed-0"))[-1] == "stopped"
     comparison = read_comparison(tables(arms=arms, primary=["b", "a"]), path)
     again: list[str] = []

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from meristem.comparison.paired import PairedDifference, paired_difference
-from meristem.comparison.verdicts import detectable_difference, holm, power, seeds_needed, verdicts
+from meristem.comparison.verdicts import MOST_SEEDS, detectable_difference, holm, power, seeds_needed, verdicts
 
 ROUNDS = 1500
 
@@ -87,7 +87,9 @@ def test_power_equals_published_tables() -> None:
 @settings(deadline=None, max_examples=30)
 def test_so_many_seeds_and_not_one_fewer_are_needed(difference: float, deviation: float) -> None:
     needed = seeds_needed(difference, deviation)
-    assert needed is not None
+    if needed is None:
+        assert power(difference, deviation, MOST_SEEDS) < 0.8
+        return
     assert power(difference, deviation, needed) >= 0.8
     assert needed == 2 or power(difference, deviation, needed - 1) < 0.8
 

@@ -27,7 +27,7 @@ def compare_command(
     comparison: Annotated[Path, typer.Argument(help="A TOML file: arms, seeds, a budget; see configs/compare/.")],
     out: Annotated[Path | None, typer.Option(help="Folder for runs and results; runs/compare/NAME.")] = None,
     preset: Annotated[str | None, typer.Option(help="One of the file's presets, such as tiny.")] = None,
-    jobs: Annotated[int, typer.Option(min=1, help="Runs side by side, among which the cores are divided.")] = 1,
+    jobs: Annotated[int, typer.Option(min=1, help="Runs side by side, among which cores and GPUs are divided.")] = 1,
     only_show: Annotated[bool, typer.Option("--show", help="Train nothing; show what is done so far.")] = False,
 ) -> None:
     """Compare arms fairly: train what is missing, pair by seed, and say what is shown and what is not.
@@ -35,9 +35,13 @@ def compare_command(
     Values of the base configuration can be given here: --data.path data.
     """
     show_log("stderr")
+    from meristem.comparison.analysis import reported
     from meristem.comparison.file import load_comparison
     from meristem.comparison.record import show
     from meristem.comparison.running import finished_runs, run_comparison
+    from meristem.comparison.tables import summary
+    from meristem.files import write_atomically
+    from meristem.report.page.comparison import comparison_page
 
     def say(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
@@ -52,6 +56,7 @@ def compare_command(
             results = run_comparison(wanted, folder, jobs=jobs, say=say)
         except KeyboardInterrupt:
             raise typer.Exit(128 + signal.SIGINT) from None
-    _, text = show(wanted, results, folder)
-    print(text)
+    analysis, text = show(wanted, results, folder)
+    write_atomically(folder / "comparison.html", comparison_page(wanted, analysis, reported(wanted, results)))
+    print(text, *summary(analysis), sep="\n")
     print(f"page: {folder / 'comparison.html'}")

@@ -6,19 +6,28 @@ import statistics
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from meristem.comparison.file import Comparison, Contrast
 from meristem.comparison.paired import PairedDifference, paired_difference
-from meristem.comparison.planning import Results, Waiting, best_rate, seed_key
+from meristem.comparison.planning import (
+    CLOSE,
+    Results,
+    Waiting,
+    best_rate,
+    best_trial,
+    seed_key,
+    trial_settings,
+    wanted,
+)
 from meristem.comparison.results import Result
 from meristem.comparison.verdicts import Verdict, detectable_difference, seeds_needed, verdicts
 from meristem.wording import counted
 
 Runs = Mapping[str, Mapping[int, Result]]  # by arm and seed
 
-MATCHED = 0.01  # parts by which what was matched may differ without being said
+COUNTED = {"flops": "counted FLOPs", "parameters": "parameters"}  # budgets that a run may miss
 
 
 @dataclass(frozen=True)
@@ -44,6 +53,8 @@ class ArmRow:
     seconds_to_target: float | None  # of these
     structures: dict[str, int]  # how many seeds ended with each
     against: PairedDifference | None  # the baseline of the primary contrast; None of itself
+    off_budget: tuple[float, ...] = ()  # by what part each seed spent more than its budget, where that is counted
+    settings: dict[str, Any] = field(default_factory=dict)  # that were found by a search
 
 
 @dataclass(frozen=True)
@@ -61,13 +72,13 @@ class ContrastLine:
 
 @dataclass(frozen=True)
 class TimeLine:
-    """A contrast in training seconds: without compilation, and with it."""
+    """A contrast in training seconds: without compilation, and with it; no verdict where runs shared the machine."""
 
     contrast: Contrast
     without: PairedDifference
-    without_verdict: Verdict
+    without_verdict: Verdict | None
     compiled: PairedDifference
-    compiled_verdict: Verdict
+    compiled_verdict: Verdict | None
 
 
 @dataclass(frozen=True)
@@ -77,6 +88,7 @@ class Analysis:
     arms: list[ArmRow]
     contrasts: list[ContrastLine]
     times: list[TimeLine]
+    cautions: list[str]  # what lessens the verdicts
     notes: list[str]
 
     def to_dict(self) -> dict[str, Any]:
@@ -88,32 +100,30 @@ def analyse(
 ) -> Analysis:
     """What the runs that are done say; `shown` tells of earlier looks, `side_by_side` how many ran at a time."""
     runs = reported(comparison, results)
-    rows = [_row(comparison, arm, runs) for arm, by_seed in runs.items() if by_seed]
+    rows = [_row(comparison, arm, runs, results) for arm, by_seed in runs.items() if by_seed]
     lines = _contrasts(comparison, runs)
-    times = _times([line.contrast for line in lines], runs)
-    notes = [
-        *_divergence_notes(comparison, results), *_rate_notes(comparison, results),
-        *_budget_notes(comparison, rows), *_look_notes(comparison, runs, shown),
-        *_power_notes(comparison, lines),
-    ]  # fmt: skip
+    times = _times([line.contrast for line in lines], runs, len(comparison.primary) + len(comparison.secondary))
+    cautions = [*_missing_notes(comparison, results), *_divergence_notes(comparison, results),
+                *_look_notes(comparison, shown)]  # fmt: skip
+    notes = [*_tuning_notes(comparison, results), *_budget_notes(comparison, rows), *_power_notes(comparison, lines)]
     if side_by_side > 1:
-        notes.append(f"Up to {side_by_side} runs went side by side: seconds and tokens/s are of a shared machine.")
-    return Analysis(rows, lines, times, notes)
+        notes.append(
+            f"Up to {side_by_side} runs went side by side: seconds and tokens/s are of a shared machine, and time is "
+            "not judged."
+        )
+        times = [replace(line, without_verdict=None, compiled_verdict=None) for line in times]
+    return Analysis(rows, lines, times, cautions, notes)
 
 
 def reported(comparison: Comparison, results: Results) -> dict[str, dict[int, Result]]:
     """The runs that are reported, by arm and seed; not those that diverged."""
-    runs: dict[str, dict[int, Result]] = {arm: {} for arm in comparison.arms}
-    for arm in comparison.arms:
-        for seed in comparison.seeds:
-            with suppress(Waiting):
-                key = seed_key(comparison, arm, seed, results)
-                if key in results and not results[key].diverged:
-                    runs[arm][seed] = results[key]
-    return runs
+    return {
+        arm: {seed: run for seed, run in _ended(comparison, arm, results).items() if not run.diverged}
+        for arm in comparison.arms
+    }
 
 
-def _row(comparison: Comparison, arm: str, by_arm: Runs) -> ArmRow:
+def _row(comparison: Comparison, arm: str, by_arm: Runs, results: Results) -> ArmRow:
     runs = list(by_arm[arm].values())
     point = comparison.arms[arm].point
     baseline = next(c.baseline for c in comparison.primary if comparison.arms[c.baseline].point == point)
@@ -132,7 +142,23 @@ def _row(comparison: Comparison, arm: str, by_arm: Runs) -> ArmRow:
         mean("evaluation_seconds"), mean("saving_seconds"), len(reached),
         statistics.fmean(reached) if reached else None, dict(Counter(run.structure for run in runs)),
         None if arm == baseline else _difference(comparison, by_arm, Contrast(arm, baseline)),
+        _off_budget(comparison, arm, results, runs), _found_settings(comparison, arm, results),
     )  # fmt: skip
+
+
+def _off_budget(comparison: Comparison, arm: str, results: Results, runs: Sequence[Result]) -> tuple[float, ...]:
+    """By what part each run spent more than it was to, where that is counted and not the length itself."""
+    kind = comparison.budget_of(arm).kind
+    if kind not in COUNTED:
+        return ()
+    keys = [seed_key(comparison, arm, run.seed, results) for run in runs]
+    return tuple(getattr(results[key], kind) / wanted(comparison, key, results) - 1 for key in keys)
+
+
+def _found_settings(comparison: Comparison, arm: str, results: Results) -> dict[str, Any]:
+    if not comparison.is_searched(arm):
+        return {}
+    return trial_settings(comparison, arm, best_trial(comparison, arm, results), results)
 
 
 def _contrasts(comparison: Comparison, runs: Runs) -> list[ContrastLine]:
@@ -143,7 +169,8 @@ def _contrasts(comparison: Comparison, runs: Runs) -> list[ContrastLine]:
     lines: list[ContrastLine] = []
     for family in families:
         found = {c: d for c in family if (d := _difference(comparison, runs, c)) is not None}
-        judged = verdicts(list(found.values()), comparison.margin, lower_is_better=comparison.lower_is_better)
+        better = comparison.lower_is_better
+        judged = verdicts(list(found.values()), comparison.margin, among=len(family), lower_is_better=better)
         for (contrast, difference), verdict in zip(found.items(), judged, strict=True):
             lines.append(
                 ContrastLine(
@@ -171,40 +198,58 @@ def _difference(comparison: Comparison, runs: Runs, contrast: Contrast) -> Paire
     return _paired(pairs, lambda run: run.scores[comparison.measure]) if len(pairs) > 1 else None
 
 
-def _times(contrasts: Sequence[Contrast], runs: Runs) -> list[TimeLine]:
+def _times(contrasts: Sequence[Contrast], runs: Runs, among: int) -> list[TimeLine]:
     """Seconds of training against the baseline's, without and with compilation, each corrected for their number."""
     pairs = [_pairs(runs, contrast) for contrast in contrasts]
     without = [_paired(each, lambda run: run.training_seconds) for each in pairs]
     compiled = [_paired(each, lambda run: run.training_seconds + run.compilation_seconds) for each in pairs]
-    found = zip(contrasts, without, verdicts(without), compiled, verdicts(compiled), strict=True)
-    return [TimeLine(*line) for line in found]
+    judged = [verdicts(differences, among=among) for differences in (without, compiled)]
+    return [TimeLine(*line) for line in zip(contrasts, without, judged[0], compiled, judged[1], strict=True)]
 
 
 # --- notes -----------------------------------------------------------------------------------------------------------
 
 
+def _ended(comparison: Comparison, arm: str, results: Results) -> dict[int, Result]:
+    """The reported runs of an arm that have ended, also by diverging."""
+    with suppress(Waiting):
+        keys = {seed: seed_key(comparison, arm, seed, results) for seed in comparison.seeds}
+        return {seed: results[key] for seed, key in keys.items() if key in results}
+    return {}
+
+
+def _missing_notes(comparison: Comparison, results: Results) -> list[str]:
+    """What is not done yet."""
+    total, seeds = len(comparison.seeds), counted(len(comparison.seeds), "seed")
+    done = {arm: len(_ended(comparison, arm, results)) for arm in comparison.arms}
+    missing = [f"{arm} ({count} of {seeds})" for arm, count in done.items() if count < total]
+    return [f"Not done yet: {', '.join(missing)}."] if missing else []
+
+
 def _divergence_notes(comparison: Comparison, results: Results) -> list[str]:
-    """Arms of which runs are missing because they diverged."""
+    """Arms of which runs are missing because they diverged, or took after one that did."""
     notes = []
     for arm in comparison.arms:
-        lost = []
-        for seed in comparison.seeds:
-            with suppress(Waiting):
-                key = seed_key(comparison, arm, seed, results)
-                lost += [str(seed)] if key in results and results[key].diverged else []
-        if lost:
-            count = f"{len(lost)} of {counted(len(comparison.seeds), 'seed')}"
-            notes.append(f"{arm} diverged with {count} ({', '.join(lost)}): what is said of it is of the others only.")
+        runs = [run for run in _ended(comparison, arm, results).values() if run.diverged]
+        for lost, what in ((False, "diverged"), (True, "could not be run, for want of what it takes after,")):
+            seeds = [str(run.seed) for run in runs if run.lost == lost]
+            if seeds:
+                count = f"{len(seeds)} of {counted(len(comparison.seeds), 'seed')} ({', '.join(seeds)})"
+                notes.append(f"{arm} {what} with {count}: what is said of it is of the others only.")
     return notes
 
 
-def _rate_notes(comparison: Comparison, results: Results) -> list[str]:
+def _tuning_notes(comparison: Comparison, results: Results) -> list[str]:
+    """Whether arms were tuned, and on what."""
+    others = counted(len(comparison.tuning_seeds), "other seed")
+    if comparison.search is not None:
+        return _search_notes(comparison, results, others)
     if not comparison.rates:
         rates = {comparison.arms[arm].changes.get("optimizer.lr") for arm in comparison.arms}
         if rates == {None}:
             return ["One rate for all arms: it was not tuned for any of them."]
         return ["Rates are those of the file: they were not tuned for each arm."]
-    notes = [f"Each arm at its own best rate, chosen on {counted(len(comparison.rate_seeds), 'other seed')}."]
+    notes = [f"Each arm at its own best rate, chosen on {others}."]
     edges = (comparison.rates[0], comparison.rates[-1])
     best = {}
     for arm in comparison.arms:
@@ -215,32 +260,43 @@ def _rate_notes(comparison: Comparison, results: Results) -> list[str]:
     return notes
 
 
-def _budget_notes(comparison: Comparison, rows: Sequence[ArmRow]) -> list[str]:
-    """What was matched, and where it differs although it should not."""
+def _search_notes(comparison: Comparison, results: Results, others: str) -> list[str]:
+    """What a search has found for each arm, and which arms it has left as they were."""
+    assert comparison.search is not None
     notes = []
-    by_name = {row.arm: row for row in rows}
-    kinds = {arm: comparison.budget_of(arm) for arm in by_name}
-    names = {"tokens": "tokens", "flops": "counted FLOPs", "seconds": "seconds of training, measured alone",
-             "parameters": "parameters"}  # fmt: skip
-    common = comparison.budget
-    whose = f" (those of {common.of})" if common.of else ""
-    notes.append(f"Arms have equal {names[common.kind]}{whose}, unless said otherwise.")
-    for arm, budget in kinds.items():
-        row = by_name[arm]
-        if comparison.arms[arm].budget is not None:
-            own = "those of the configuration" if budget.amount is None else f"{budget.amount:g}"
-            whose = f"those of {budget.of}" if budget.of else own
-            notes.append(f"{arm} has its own budget: {names[budget.kind]}, {whose}.")
-        wanted = budget.amount
-        if budget.of in by_name and budget.of is not None and budget.kind in ("flops", "parameters"):
-            wanted = getattr(by_name[budget.of], budget.kind)
-        if budget.kind in ("flops", "parameters") and wanted and abs(getattr(row, budget.kind) / wanted - 1) > MATCHED:
-            part = getattr(row, budget.kind) / wanted - 1
-            notes.append(f"{arm} ended {part:+.1%} from its budget of {names[budget.kind]}.")
+    for arm in filter(comparison.is_searched, comparison.arms):
+        with suppress(Waiting):
+            best = best_trial(comparison, arm, results)
+            found = ", ".join(f"{key} = {value}" for key, value in _found_settings(comparison, arm, results).items())
+            trials = counted(comparison.search.trials, "trial")
+            notes.append(f"{arm} at its own best of {trials} on {others}, number {best}: {found}.")
+    if untouched := [arm for arm in comparison.arms if not comparison.is_searched(arm)]:
+        notes.append(f"Not searched, so that contrasts with searched arms favour these: {', '.join(untouched)}.")
     return notes
 
 
-def _look_notes(comparison: Comparison, runs: Runs, shown: Sequence[Mapping[str, Any]]) -> list[str]:
+def _budget_notes(comparison: Comparison, rows: Sequence[ArmRow]) -> list[str]:
+    """What was matched, and where it differs although it should not."""
+    names = {"tokens": "tokens", "seconds": "seconds of training, measured alone", **COUNTED}
+    common = comparison.budget
+    whose = f" (those of {common.of})" if common.of else ""
+    notes = [f"Arms have equal {names[common.kind]}{whose}, unless said otherwise."]
+    for row in rows:
+        budget = comparison.budget_of(row.arm)
+        if comparison.arms[row.arm].budget is not None:
+            own = "those of the configuration" if budget.amount is None else f"{budget.amount:g}"
+            whose = f"those of {budget.of}" if budget.of else own
+            notes.append(f"{row.arm} has its own budget: {names[budget.kind]}, {whose}.")
+        off = [part for part in row.off_budget if abs(part) > CLOSE]
+        if off:
+            notes.append(
+                f"{row.arm} ended more than {100 * CLOSE:g} % from its budget of {names[budget.kind]} with {len(off)} "
+                f"of {counted(row.seeds, 'seed')}: {100 * max(off, key=abs):+.1f} % at the most."
+            )
+    return notes
+
+
+def _look_notes(comparison: Comparison, shown: Sequence[Mapping[str, Any]]) -> list[str]:
     """What has changed since results were first shown."""
     if not shown:
         return []
@@ -252,10 +308,16 @@ def _look_notes(comparison: Comparison, runs: Runs, shown: Sequence[Mapping[str,
             f"{counted(len(added), 'seed')} of {len(comparison.seeds)} added after looking: there were "
             f"{len(first['seeds'])} {when}, so the chance of a wrong verdict is above 5 %."
         )
-    for name in ("primary", "margin", "measure"):
+    if left := {seed for look in shown for seed in look["seeds"]} - {*comparison.seeds}:
+        notes.append(
+            f"{counted(len(left), 'seed')} left out after looking ({', '.join(map(str, sorted(left)))}): what is "
+            "shown may have been chosen."
+        )
+    for name in ("primary", "margin", "measure", "rates", "trials"):
         now = facts_of(comparison)[name]
         if first.get(name, now) != now:
-            notes.append(f"{name} was changed after looking: it was {first[name]}, now it is {now}.")
+            was, it, is_ = ("were", "they", "are") if name.endswith("s") else ("was", "it", "is")
+            notes.append(f"{name} {was} changed after looking: {it} {was} {first[name]}, now {it} {is_} {now}.")
     return notes
 
 
@@ -263,7 +325,8 @@ def facts_of(comparison: Comparison) -> dict[str, Any]:
     """What should stand before results are seen, as plain values."""
     primary = [[contrast.arm, contrast.baseline] for contrast in comparison.primary]
     return {"seeds": list(comparison.seeds), "primary": primary, "margin": comparison.margin,
-            "measure": comparison.measure}  # fmt: skip
+            "measure": comparison.measure, "rates": list(comparison.rates),
+            "trials": 0 if comparison.search is None else comparison.search.trials}  # fmt: skip
 
 
 def _power_notes(comparison: Comparison, lines: Sequence[ContrastLine]) -> list[str]:
@@ -275,10 +338,16 @@ def _power_notes(comparison: Comparison, lines: Sequence[ContrastLine]) -> list[
             "80 % chance."
         )
         if line.verdict.word == "no difference shown":
-            needed = "more than 10,000" if line.needed is None else f"{line.needed:,}"
-            notes.append(f"{name}: one as large as measured, {line.difference.mean:+.4f}, needs {needed} seeds.")
+            needed = _in_seeds(line.needed, pairs)
+            notes.append(f"{name}: one as large as measured, {line.difference.mean:+.4f}, needs {needed}.")
         if comparison.margin is not None:
-            of_margin = seeds_needed(comparison.margin, line.difference.deviation)
-            needed = "more than 10,000" if of_margin is None else f"{of_margin:,}"
-            notes.append(f"{name}: one as large as the margin, {comparison.margin:g}, needs {needed} seeds.")
+            needed = _in_seeds(seeds_needed(comparison.margin, line.difference.deviation), pairs)
+            notes.append(f"{name}: one as large as the margin, {comparison.margin:g}, needs {needed}.")
     return notes
+
+
+def _in_seeds(needed: int | None, pairs: int) -> str:
+    """How many seeds are needed, and how many that is more than there are."""
+    if needed is None:
+        return "more than 10,000 seeds"
+    return f"{counted(needed, 'seed')}, {needed - pairs:,} more" if needed > pairs else f"{counted(needed, 'seed')}"

@@ -10,19 +10,21 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from meristem.comparison.search import Range, Search, read_search
 from meristem.config import build_config, flatten, load_config, parse_overrides
 from meristem.config.growth import nearest
 from meristem.errors import InputError
 from meristem.files import read_toml
-from meristem.settings import of_type
+from meristem.settings import flat, of_type
 
 Kind = Literal["tokens", "flops", "seconds", "parameters"]
 Measure = Literal["held_out_loss", "accuracy", "macro_f1"]
 
 KEYS = (
     "config", "arms", "seeds", "budget", "rates", "rate_seeds", "primary", "contrasts", "margin", "target_loss",
-    "measure", "sweep", "preset",
+    "measure", "sweep", "search", "preset",
 )  # fmt: skip
+MEASURING_SEED = 10**9  # of runs that only measure speed and FLOPs; those of a file are below it
 # What a value may say of a run of another arm with the same seed, as "@ARM" or "@ARM.WORD".
 REFERENCES = ("run", "plan", "births", "birth_times", "birth_layers", "other_layers")
 REFERENCE = re.compile(r"@(?P<arm>[^.@]+)(?:\.(?P<what>\w+))?")
@@ -72,6 +74,7 @@ class Comparison:
     budget: Budget = field(default_factory=Budget)
     rates: tuple[float, ...] = ()
     rate_seeds: tuple[int, ...] = ()
+    search: Search | None = None
     margin: float | None = None
     target_loss: float | None = None
     measure: Measure = "held_out_loss"
@@ -98,10 +101,19 @@ class Comparison:
     def lower_is_better(self) -> bool:
         return self.measure == "held_out_loss"
 
+    def may_grow(self, arm: str) -> bool:
+        """Whether the structure of an arm may change while it trains."""
+        policies = self.arms[arm].changes.get("growth.policies", self.values.get("growth.policies", ()))
+        return any(name not in ("static_loops", "block_loop", "observe") for name in policies)
+
+    def is_searched(self, arm: str) -> bool:
+        """Whether an arm is reported with the best settings of a search."""
+        return self.search is not None and _name_of(arm) in self.search.arms
+
     @property
-    def measuring_seed(self) -> int:
-        """The seed of runs that only measure speed and FLOPs: none of those that are reported or chosen by."""
-        return max((*self.seeds, *self.rate_seeds)) + 1
+    def tuning_seeds(self) -> tuple[int, ...]:
+        """The seeds that rates or settings are chosen on, none of which is reported."""
+        return self.rate_seeds if self.search is None else self.search.seeds
 
 
 def load_comparison(path: str | Path, preset: str | None = None, overrides: Sequence[str] = ()) -> Comparison:
@@ -123,7 +135,7 @@ def read_comparison(
     base = flatten(load_config(path.parent / data["config"]))
     values = {**base, **config_changes, **parse_overrides(overrides)}
     arms = _laid_out(_arms(data.get("arms")), _grid(data.get("sweep", {})))
-    names = {arm.partition(" @ ")[0]: None for arm in arms}
+    names = {_name_of(arm): None for arm in arms}
     points = list(dict.fromkeys(arm.point for arm in arms.values()))
     pair = _pair("primary", data.get("primary"), names)
     others = [_pair("contrasts", entry, names) for entry in _list("contrasts", data.get("contrasts", []))]
@@ -140,6 +152,7 @@ def read_comparison(
         name=path.stem, values=values, arms=arms, seeds=_seeds("seeds", data.get("seeds"), 2),
         primary=at_points([pair]), secondary=at_points(others), budget=_budget("budget", data.get("budget", {})),
         rates=_rates(data.get("rates", [])), rate_seeds=_seeds("rate_seeds", data.get("rate_seeds", []), 0),
+        search=read_search(data["search"], names) if data.get("search") else None,
         margin=_positive("margin", data.get("margin")), target_loss=_positive("target_loss", data.get("target_loss")),
         measure=of_type("measure", data.get("measure", "held_out_loss"), Measure),
     )  # fmt: skip
@@ -182,7 +195,7 @@ def _with_preset(data: Mapping[str, Any], preset: str | None) -> tuple[dict[str,
     if preset not in presets:
         known = f"must be one of {', '.join(presets)}" if presets else "cannot be given: the file has no presets"
         raise InputError("preset", preset, known)
-    changes, arms = _flat(presets[preset]), rest.get("arms", {})
+    changes, arms = flat(presets[preset]), rest.get("arms", {})
     arms = dict(arms) if isinstance(arms, dict) else {}
     own = {key: presets[preset][key] for key in presets[preset] if key in KEYS and key != "arms"}
     for name, entry in presets[preset].get("arms", {}).items():
@@ -210,7 +223,7 @@ def _grid(sweep: Any) -> list[dict[str, Any]]:
     """Every combination of the values of a sweep; one that changes nothing if there is none."""
     if not isinstance(sweep, dict):
         raise InputError("sweep", sweep, "must be a table of section.key = [values]")
-    lists = {key: _list(f"sweep.{key}", values) for key, values in _flat(sweep).items()}
+    lists = {key: _list(f"sweep.{key}", values) for key, values in flat(sweep).items()}
     for key, values in lists.items():
         if not values:
             raise InputError(f"sweep.{key}", values, "must have one value or more")
@@ -218,11 +231,13 @@ def _grid(sweep: Any) -> list[dict[str, Any]]:
 
 
 def _laid_out(arms: Mapping[str, Arm], points: Sequence[Mapping[str, Any]]) -> dict[str, Arm]:
-    """Every arm at every point of the grid; what an arm changes itself holds there too."""
+    """Every arm at every point of the grid."""
     laid: dict[str, Arm] = {}
     for point in points:
         name = ", ".join(f"{key.rpartition('.')[2]}={value}" for key, value in point.items())
         for arm in arms.values():
+            for key in (key for key in point if key in arm.changes):
+                raise InputError(f"arms.{arm.name}.{key}", arm.changes[key], "is what sweep says, for all arms alike")
             laid[_at(arm.name, name)] = Arm(_at(arm.name, name), {**point, **arm.changes}, arm.budget, name)
     return laid
 
@@ -231,23 +246,20 @@ def _at(arm: str, point: str) -> str:
     return f"{arm} @ {point}" if point else arm
 
 
+def _name_of(arm: str) -> str:
+    """The name of an arm without its point of the grid."""
+    return arm.partition(" @ ")[0]
+
+
 def _reference(value: Any) -> re.Match[str] | None:
     return REFERENCE.fullmatch(value) if isinstance(value, str) else None
-
-
-def _flat(table: Mapping[str, Any], before: str = "") -> dict[str, Any]:
-    """The values of tables within tables by their keys with dots."""
-    values: dict[str, Any] = {}
-    for key, value in table.items():
-        values |= _flat(value, f"{before}{key}.") if isinstance(value, dict) else {f"{before}{key}": value}
-    return values
 
 
 def _flat_arm(table: Any) -> dict[str, Any]:
     """The values of an arm by their keys with dots; its budget stays a table."""
     if not isinstance(table, dict):
         raise InputError("arms", table, "must be tables of section.key values")
-    return {**_flat({k: v for k, v in table.items() if k != "budget"}), **{k: table[k] for k in table if k == "budget"}}
+    return {**flat({k: v for k, v in table.items() if k != "budget"}), **{k: table[k] for k in table if k == "budget"}}
 
 
 def _budget(field: str, table: Any) -> Budget:
@@ -288,8 +300,8 @@ def _rates(value: Any) -> tuple[float, ...]:
 
 def _seeds(field: str, value: Any, least: int) -> tuple[int, ...]:
     seeds = _list(field, value)
-    if not all(type(seed) is int and 0 <= seed < 2**62 for seed in seeds) or len(set(seeds)) < len(seeds):
-        raise InputError(field, value, "must be different integers from 0 on")
+    if not all(type(seed) is int and 0 <= seed < MEASURING_SEED for seed in seeds) or len(set(seeds)) < len(seeds):
+        raise InputError(field, value, f"must be different integers from 0 to {MEASURING_SEED - 1:,}")
     if len(seeds) < least:
         raise InputError(field, value, f"must be at least {least}: a difference needs pairs")
     return tuple(seeds)
@@ -312,9 +324,12 @@ def _check(comparison: Comparison) -> None:
     if bool(comparison.rates) != bool(comparison.rate_seeds):
         expected = "must be given together with rates: rates are chosen on seeds of their own"
         raise InputError("rate_seeds", list(comparison.rate_seeds), expected)
-    if shared := sorted({*comparison.seeds} & {*comparison.rate_seeds}):
-        expected = f"must share no seed with seeds ({shared[0]}): a rate chosen on the reported seeds looks too good"
-        raise InputError("rate_seeds", list(comparison.rate_seeds), expected)
+    if shared := sorted({*comparison.seeds} & {*comparison.tuning_seeds}):
+        field = "rate_seeds" if comparison.search is None else "search.seeds"
+        expected = f"must share no seed with seeds ({shared[0]}): what is chosen on the reported seeds looks too good"
+        raise InputError(field, list(comparison.tuning_seeds), expected)
+    if (trunk := comparison.values.get("train.branch_from")) is not None:
+        raise InputError("train.branch_from", trunk, "cannot be given: the runs of a comparison begin by themselves")
     folders: dict[str, str] = {}
     for name in comparison.arms:
         other = folders.setdefault(folder_name(name), name)
@@ -334,9 +349,14 @@ def _check(comparison: Comparison) -> None:
         if of is not None and of not in comparison.arms:
             raise InputError(f"arms.{arm.name}.budget.of", of, f"must be one of the arms {', '.join(comparison.arms)}")
     _check_order(comparison)
+    _check_search(comparison)
     for arm in comparison.arms.values():
         if not comparison.references(arm.name):
-            build_config(arm_values(comparison, arm.name, lambda other, what: None))
+            values = arm_values(comparison, arm.name, lambda other, what: None)
+            build_config(values)
+            for key, part in comparison.search.space if comparison.search and comparison.is_searched(arm.name) else ():
+                for value in part.ends if isinstance(part, Range) else part:
+                    build_config({**values, key: value})
 
 
 def _check_reference(comparison: Comparison, arm: str, key: str, value: Any) -> None:
@@ -347,6 +367,27 @@ def _check_reference(comparison: Comparison, arm: str, key: str, value: Any) -> 
         raise InputError(f"arms.{arm}.{key}", value, f"must name one of the arms {', '.join(comparison.arms)}")
     if (match["what"] or "run") not in REFERENCES:
         raise InputError(f"arms.{arm}.{key}", value, f"must end in one of .{', .'.join(REFERENCES)}")
+
+
+def _check_search(comparison: Comparison) -> None:
+    """Refuse a search that could not be run, or would choose by what is not matched."""
+    search = comparison.search
+    if search is None:
+        return
+    if comparison.rates:
+        raise InputError("rates", list(comparison.rates), "cannot be given with search; put optimizer.lr in its space")
+    for arm in filter(comparison.is_searched, comparison.arms):
+        for key in (key for key, _ in search.space if key in comparison.arms[arm].changes):
+            expected = "is what search.space says; leave it out, or the arm out of search.arms"
+            raise InputError(f"arms.{arm}.{key}", comparison.arms[arm].changes[key], expected)
+        if missing := [other for other in comparison.references(arm) if not comparison.is_searched(other)]:
+            expected = f"must have {missing[0]} too, which {arm} takes after with the same seeds"
+            raise InputError("search.arms", list(search.arms), expected)
+        kind = comparison.budget_of(arm).kind
+        if kind == "seconds" or (kind == "flops" and comparison.may_grow(arm)):
+            for key in (key for key, _ in search.space if not key.startswith("optimizer.")):
+                expected = f"would change the {kind} of an update of {arm}, measured before the search; use optimizer.*"
+                raise InputError("search.space", key, expected)
 
 
 def _check_order(comparison: Comparison) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from meristem.comparison.analysis import ArmRow
 from meristem.comparison.paired import PairedDifference
 from meristem.wording import describe_time
@@ -41,6 +43,14 @@ def seconds(value: float | None) -> str:
 
 def gibibytes(value: float | None) -> str:
     return "-" if value is None else f"{value / 2**30:.2f} GiB"
+
+
+def parts(values: Sequence[float]) -> str:
+    """By how much runs are off, as the least and the most of them; a dash where there are none."""
+    if not values:
+        return "-"
+    ends = list(dict.fromkeys(f"{100 * end:+.2f}" for end in (min(values), max(values))))
+    return " to ".join(ends) + " %"
 
 
 def p_value(value: float) -> str:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from meristem.comparison.file import Comparison, arm_values, folder_name
+from meristem.comparison.file import MEASURING_SEED, Comparison, arm_values, folder_name
 from meristem.comparison.results import Result
+from meristem.comparison.search import FIRST, suggested
 from meristem.config import Config, build_config
 from meristem.config.growth import table_name
 from meristem.data import LabelledData, TokenData, open_data
@@ -22,7 +24,10 @@ from meristem.training.growth_from_config import starting_plan
 from meristem.training.tasks import initial_plan, make_task
 
 MEASURED = 60  # updates in which the speed of an arm that does not grow is measured
-CLOSE = 0.01  # parts by which matched parameters may differ
+ROUNDS = 3  # of measuring an arm that grows, each with the length that the one before it points to
+NEAR = 0.03  # parts by which a measured run may miss the budget: the length is then reckoned from it
+CLOSE = 0.01  # parts by which what is matched may differ
+TOKENS = ("train.batch_size", "model.context", "model.plan", "data.path")  # what the tokens of an update depend on
 
 
 @dataclass(frozen=True)
@@ -32,18 +37,24 @@ class RunKey:
     arm: str
     seed: int
     rate: float | None = None  # None: that of the configuration
-    measuring: bool = False
+    trial: int | None = None  # of a search
+    measuring: int = 0  # the round, from 1 on
 
     def __str__(self) -> str:
         rate = "" if self.rate is None else f", rate {self.rate:g}"
-        return f"{self.arm}{rate}, {'measured alone' if self.measuring else f'seed {self.seed}'}"
+        trial = "" if self.trial is None else f", trial {self.trial}"
+        which = f"measured (round {self.measuring})" if self.measuring else f"seed {self.seed}"
+        return f"{self.arm}{rate}{trial}, {which}"
 
     @property
     def path(self) -> Path:
         """Where its folder lies below that of the comparison."""
         arm = folder_name(self.arm)
-        rate = Path() if self.rate is None else Path(f"rate-{self.rate:g}")
-        return Path("measure") / arm if self.measuring else Path("runs") / arm / rate / f"seed-{self.seed}"
+        if self.measuring:
+            return Path("measure") / arm / f"round-{self.measuring}"
+        rate = () if self.rate is None else (f"rate-{self.rate:g}",)
+        trial = () if self.trial is None else (f"trial-{self.trial}",)
+        return Path("runs", arm, *rate, *trial, f"seed-{self.seed}")
 
 
 Results = Mapping[RunKey, Result]
@@ -53,20 +64,41 @@ class Waiting(Exception):
     """A run cannot begin yet: it takes after one that has not ended."""
 
 
-def measuring_keys(comparison: Comparison) -> list[RunKey]:
-    """The runs by which lengths are found: of all arms that are matched in seconds, and those that grow in FLOPs."""
-    needed = []
+class Lost(RunError):
+    """A run cannot be made: it takes after one that has diverged."""
+
+
+def timed_arms(comparison: Comparison) -> list[str]:
+    """The arms whose speed is measured, for which a run has the machine to itself."""
+    arms = []
     for arm in comparison.arms:
         budget = comparison.budget_of(arm)
         if budget.kind == "seconds":
-            needed += [arm] if budget.of is None else [arm, budget.of]
-        elif budget.kind == "flops" and _may_grow(comparison, arm):
-            needed.append(arm)
-    return [RunKey(arm, comparison.measuring_seed, measuring=True) for arm in dict.fromkeys(needed)]
+            arms += [arm] if budget.of is None else [arm, budget.of]
+    return list(dict.fromkeys(arms))
 
 
-def rate_keys(comparison: Comparison) -> list[RunKey]:
-    """The runs on which each arm's rate is chosen."""
+def measuring_keys(comparison: Comparison, results: Results) -> list[RunKey]:
+    """The runs, known by now, by which lengths are found: of arms matched in seconds, and in FLOPs if they grow."""
+    grown = [a for a in comparison.arms if comparison.budget_of(a).kind == "flops" and comparison.may_grow(a)]
+    keys = []
+    for arm in dict.fromkeys([*timed_arms(comparison), *grown]):
+        for number in range(1, ROUNDS + 1):
+            with suppress(Waiting):
+                if number == 1 or _off_length(comparison, arm, results, number - 1):
+                    keys.append(_measuring(arm, number))
+    return keys
+
+
+def tuning_keys(comparison: Comparison) -> list[RunKey]:
+    """The runs on which each arm's rate, or its settings, are chosen."""
+    if comparison.search is not None:
+        return [
+            RunKey(arm, seed, trial=trial)
+            for trial in range(comparison.search.trials)
+            for arm in filter(comparison.is_searched, comparison.arms)
+            for seed in comparison.search.seeds
+        ]
     return [
         RunKey(arm, seed, rate)
         for seed in comparison.rate_seeds
@@ -75,40 +107,58 @@ def rate_keys(comparison: Comparison) -> list[RunKey]:
     ]
 
 
+def tuning_score(comparison: Comparison, results: Results, key: RunKey) -> float:
+    """What a rate, or a trial, came to in the mean over the seeds it was tried with; lower is better."""
+    sign = 1 if comparison.lower_is_better else -1
+    runs = [_known(results, replace(key, seed=seed)) for seed in comparison.tuning_seeds]
+    return statistics.fmean(math.inf if run.diverged else sign * run.scores[comparison.measure] for run in runs)
+
+
 def best_rate(comparison: Comparison, arm: str, results: Results) -> float:
     """The rate at which an arm was best in the mean over `rate_seeds`."""
-    sign = 1 if comparison.lower_is_better else -1
-
-    def score(rate: float) -> float:
-        runs = [_known(results, RunKey(arm, seed, rate)) for seed in comparison.rate_seeds]
-        scores = [math.inf if run.diverged else sign * run.scores[comparison.measure] for run in runs]
-        return statistics.fmean(scores)
-
-    by_rate = {rate: score(rate) for rate in comparison.rates}
+    by_rate = {rate: tuning_score(comparison, results, RunKey(arm, 0, rate)) for rate in comparison.rates}
     if min(by_rate.values()) == math.inf:
         raise RunError(f"{arm}: diverged at every rate of the list")
     return min(by_rate, key=by_rate.__getitem__)
 
 
+def best_trial(comparison: Comparison, arm: str, results: Results) -> int:
+    """The trial of a search in which an arm was best."""
+    assert comparison.search is not None
+    scores = [tuning_score(comparison, results, RunKey(arm, 0, trial=n)) for n in range(comparison.search.trials)]
+    if min(scores) == math.inf:
+        raise RunError(f"{arm}: diverged in every trial")
+    return scores.index(min(scores))
+
+
+def trial_settings(comparison: Comparison, arm: str, trial: int, results: Results) -> dict[str, Any]:
+    """What a trial tries; after the first ones it waits for those before it."""
+    assert comparison.search is not None
+    before = range(trial if trial >= FIRST else 0)
+    scores = tuple(tuning_score(comparison, results, RunKey(arm, 0, trial=number)) for number in before)
+    return suggested(comparison.search, scores, trial)
+
+
 def seed_key(comparison: Comparison, arm: str, seed: int, results: Results) -> RunKey:
-    """A run that is reported: at the arm's own best rate, where rates are compared."""
+    """A run that is reported, at the arm's own best rate or settings where these are compared."""
+    if comparison.is_searched(arm):
+        return RunKey(arm, seed, trial=best_trial(comparison, arm, results))
     return RunKey(arm, seed, best_rate(comparison, arm, results) if comparison.rates else None)
 
 
-def count_of_runs(comparison: Comparison) -> int:
-    """All runs of a comparison, those that measure and choose included."""
-    return len(measuring_keys(comparison)) + len(rate_keys(comparison)) + len(comparison.arms) * len(comparison.seeds)
+def count_of_runs(comparison: Comparison, results: Results) -> int:
+    """All runs of a comparison that are known by now, those that measure and choose included."""
+    chosen = len(measuring_keys(comparison, results)) + len(tuning_keys(comparison))
+    return chosen + len(comparison.arms) * len(comparison.seeds)
 
 
 def known_keys(comparison: Comparison, results: Results) -> list[RunKey]:
     """All runs that are known by now, in the order in which they are best made."""
-    keys = [*measuring_keys(comparison), *rate_keys(comparison)]
+    keys = [*measuring_keys(comparison, results), *tuning_keys(comparison)]
     for seed in comparison.seeds:
         for arm in comparison.arms:
-            try:
+            with suppress(Waiting):
                 keys.append(seed_key(comparison, arm, seed, results))
-            except Waiting:
-                continue
     return keys
 
 
@@ -116,12 +166,14 @@ def configuration(comparison: Comparison, key: RunKey, results: Results) -> Conf
     """What a run is trained with; `Waiting` if that depends on a run that has not ended yet."""
 
     def resolve(other: str, what: str) -> Any:
-        return _beside(comparison, key, other, results).reference(what)
+        return _followed(comparison, key, other, results).reference(what)
 
     values = arm_values(comparison, key.arm, resolve)
     values |= {"train.seed": key.seed, "data.seed": key.seed, "checkpoint.keep": 1}
     if key.rate is not None:
         values["optimizer.lr"] = key.rate
+    if key.trial is not None:
+        values |= trial_settings(comparison, key.arm, key.trial, results)
     config = build_config({**values, **_own_seeds(build_config(values), key.seed)})
     return _matched(comparison, key, config, results)
 
@@ -131,11 +183,6 @@ def _own_seeds(config: Config, seed: int) -> dict[str, int]:
     policies = zip(config.growth.policies, config.build_policies(), strict=True)
     seeds = {f"growth.{table_name(name)}.seed": seed for name, policy in policies if hasattr(policy, "seed")}
     return seeds | ({"model.shuffle_seed": seed} if config.model.schedule == "shuffle" else {})
-
-
-def _may_grow(comparison: Comparison, arm: str) -> bool:
-    policies = comparison.arms[arm].changes.get("growth.policies", comparison.values.get("growth.policies", ()))
-    return any(name not in ("static_loops", "block_loop", "observe") for name in policies)
 
 
 def _known(results: Results, key: RunKey) -> Result:
@@ -153,66 +200,130 @@ def _beside(comparison: Comparison, key: RunKey, other: str, results: Results) -
     return _known(results, seed_key(comparison, other, key.seed, results))
 
 
+def _followed(comparison: Comparison, key: RunKey, other: str, results: Results) -> Result:
+    """The run of another arm that one takes after, if it came to an end."""
+    found = _beside(comparison, key, other, results)
+    if found.diverged:
+        raise Lost(f"{key}: cannot be run, as {other} diverged, which it takes after")
+    return found
+
+
 # --- budgets ---------------------------------------------------------------------------------------------------------
 
 
 def _matched(comparison: Comparison, key: RunKey, config: Config, results: Results) -> Config:
     """The configuration with the length, or the size, that its budget says."""
+    kind = comparison.budget_of(key.arm).kind
+    grows = comparison.may_grow(key.arm)
+    if key.measuring == 1 and not grows:
+        return _long(config, min(MEASURED, config.train.steps))
+    if kind == "parameters":
+        return config if key.measuring else _sized(config, wanted(comparison, key, results))
+    if kind == "tokens":
+        updates = _updates_of_tokens(comparison, key.arm, config)
+    elif key.measuring == 1:
+        return config
+    elif kind == "flops" and not grows:
+        updates = wanted(comparison, key, results) / _task(config).step_flops(starting_plan_of(config)).causal
+    else:
+        rounds = key.measuring - 1 if key.measuring else _rounds(comparison, key.arm, results)
+        updates = _measured_updates(comparison, key, results, rounds)
+    if updates < 1:
+        goal = wanted(comparison, key, results)
+        raise InputError(f"budget.{kind}", goal, f"is less than {key.arm} needs for one update, {goal / updates:.3g}")
+    return _long(config, round(updates) if kind == "seconds" else math.ceil(round(updates, 6)))
+
+
+def wanted(comparison: Comparison, key: RunKey, results: Results) -> float:
+    """What a run may spend, of the kind of its budget."""
     budget = comparison.budget_of(key.arm)
-    grows = _may_grow(comparison, key.arm)
-    if key.measuring:
-        return config if grows else _long(config, min(MEASURED, config.train.steps))
-    if budget.kind == "tokens":
-        if budget.amount is None:
-            return config
-        return _long(config, math.ceil(budget.amount / _task(config).tokens_per_step))
-    of = None if budget.of is None else _beside(comparison, key, budget.of, results)
-    if of is not None and of.diverged:
-        raise RunError(f"{of.folder}: diverged, so that no other arm can be matched to it")
-    if budget.kind == "parameters":
-        return _sized(config, budget.amount if of is None else of.parameters)
-    measured = results.get(RunKey(key.arm, comparison.measuring_seed, measuring=True))
-    if budget.kind == "flops":
-        wanted = float(of.flops if of is not None else budget.amount or 0)
-        steps = wanted / _task(config).step_flops(_starting_plan(config)).causal
-        if grows:
-            if measured is None:
-                raise Waiting("its FLOPs are not measured yet")
-            steps = measured.steps * wanted / measured.flops
-        return _long(config, math.ceil(round(steps, 6)))
-    if measured is None:
-        raise Waiting("its speed is not measured yet")
-    seconds = budget.amount or 0.0
-    if of is not None:
-        pace = _known(results, RunKey(of.arm, comparison.measuring_seed, measuring=True))
-        seconds = of.steps * pace.training_seconds / pace.steps
-    return _long(config, round(seconds * measured.steps / measured.training_seconds))
+    if budget.of is None:
+        return float(budget.amount or 0)
+    of = _followed(comparison, key, budget.of, results)
+    if budget.kind == "seconds":
+        pace = _known(results, _measuring(of.arm, 1))
+        if pace.diverged:
+            raise RunError(f"{pace.folder}: diverged, so that no other arm can be matched to its seconds")
+        return of.steps * pace.training_seconds / pace.steps
+    return float(getattr(of, budget.kind))
+
+
+def _measuring(arm: str, number: int) -> RunKey:
+    return RunKey(arm, MEASURING_SEED, measuring=number)
+
+
+def _spent(comparison: Comparison, run: Result) -> float:
+    """What a run has spent of its budget."""
+    if run.diverged:
+        raise RunError(f"{run.folder}: diverged, so that the length of {run.arm} cannot be found")
+    return run.training_seconds if comparison.budget_of(run.arm).kind == "seconds" else float(run.flops)
+
+
+def _measured_updates(comparison: Comparison, key: RunKey, results: Results, rounds: int) -> float:
+    """The updates in which an arm spends what it may: on a straight line between the measured runs next to that."""
+    goal = wanted(comparison, key, results)
+    measured = [_known(results, _measuring(key.arm, number)) for number in range(1, rounds + 1)]
+    points = sorted([(0.0, 0), *((_spent(comparison, run), run.steps) for run in measured)])
+    above = next((place for place, (spent, _) in enumerate(points) if spent >= goal), None)
+    (low, few), (high, many) = (points[0], points[-1]) if above is None else points[above - 1 : above + 1]
+    return few + (many - few) * (goal - low) / (high - low)
+
+
+def _off_length(comparison: Comparison, arm: str, results: Results, rounds: int) -> bool:
+    """Whether all rounds so far were of a length at which an arm that grows spends far from what it may.
+
+    What grows, grows at other times in a longer run: its cost is not in proportion to its length.
+    """
+    if not comparison.may_grow(arm) or comparison.budget_of(arm).kind not in ("flops", "seconds"):
+        return False
+    goal = wanted(comparison, _measuring(arm, 1), results)
+    measured = [_known(results, _measuring(arm, number)) for number in range(1, rounds + 1)]
+    return all(abs(_spent(comparison, run) / goal - 1) > NEAR for run in measured)
+
+
+def _rounds(comparison: Comparison, arm: str, results: Results) -> int:
+    """How many rounds an arm is measured in; `Waiting` while that is open."""
+    numbers = range(1, ROUNDS)
+    return next((n for n in numbers if not _off_length(comparison, arm, results, n)), ROUNDS)
+
+
+def _updates_of_tokens(comparison: Comparison, arm: str, config: Config) -> float:
+    """The updates in which an arm sees the tokens of its budget: those of the base configuration, if none are named."""
+    tokens = comparison.budget_of(arm).amount
+    if tokens is None:
+        searched = comparison.search.space if comparison.search is not None else ()
+        if not {*TOKENS} & {*comparison.arms[arm].changes, *(key for key, _ in searched)}:
+            return config.train.steps
+        base = build_config(comparison.values)
+        tokens = base.train.steps * _task(base).tokens_per_step
+    return tokens / _task(config).tokens_per_step
 
 
 def _long(config: Config, steps: int) -> Config:
-    return replace(config, train=replace(config.train, steps=max(1, steps)))
+    return replace(config, train=replace(config.train, steps=steps))
 
 
-def _sized(config: Config, parameters: float | None) -> Config:
+def _sized(config: Config, parameters: float) -> Config:
     """The configuration with the feed-forward size, a multiple of 8, that comes nearest to so many parameters."""
-    plan = _starting_plan(config)
+    plan = starting_plan_of(config)
     per_channel = 3 * plan.width * len(plan.layers)
-    wanted = plan.feed_forward + ((parameters or 0) - plan.parameters) / per_channel
-    sized = replace(config, model=replace(config.model, feed_forward=max(8, 8 * round(wanted / 8))))
-    got = _starting_plan(sized).parameters
-    if parameters is None or abs(got / parameters - 1) > CLOSE:
+    size = plan.feed_forward + (parameters - plan.parameters) / per_channel
+    sized = replace(config, model=replace(config.model, feed_forward=max(8, 8 * round(size / 8))))
+    got = starting_plan_of(sized).parameters
+    if abs(got / parameters - 1) > CLOSE:
         expected = f"cannot be reached within {CLOSE:.0%} by another model.feed_forward: the nearest is {got:,}"
         raise InputError("budget.parameters", parameters, expected)
     return sized
 
 
-def _starting_plan(config: Config) -> Plan:
+def starting_plan_of(config: Config) -> Plan:
+    """The structure that a run begins with."""
     return starting_plan(config, initial_plan(config, _data(config.data.path)))
 
 
 def _task(config: Config) -> Any:
     fixed = config.train.compile or choose_device(config.train.device).type == "cuda"
-    return make_task(config, _starting_plan(config), _data(config.data.path), fixed=fixed)
+    return make_task(config, starting_plan_of(config), _data(config.data.path), fixed=fixed)
 
 
 @cache

@@ -55,6 +55,11 @@ class Result:
         return not self.scores
 
     @property
+    def lost(self) -> bool:
+        """Whether it was never run, as what it was to take after had diverged."""
+        return not self.folder
+
+    @property
     def tokens_per_second(self) -> float:
         return self.tokens / self.training_seconds if self.training_seconds else 0.0
 
@@ -66,8 +71,6 @@ class Result:
 
     def reference(self, what: str) -> Any:
         """What another arm takes after: one of the words of `file.REFERENCES`."""
-        if self.diverged:
-            raise RunError(f"{self.folder}: diverged, so that no other arm can take after it")
         if what == "run":
             return self.folder
         if what == "plan":
@@ -83,6 +86,15 @@ class Result:
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
+
+
+def lost_result(arm: str, seed: int) -> Result:
+    """What stands for a run that cannot be made; it counts like one that diverged."""
+    return Result(
+        arm=arm, seed=seed, rate=0.0, folder="", scores={}, steps=0, tokens=0, flops=0, parameters=0, structure="",
+        heads=[], heads_at_start=[], training_seconds=0.0, compilation_seconds=0.0, evaluation_seconds=0.0,
+        saving_seconds=0.0, peak_memory=None, device="", births=[], plan={}, loss=[], held_out=[], seconds=[],
+    )  # fmt: skip
 
 
 def other_layers(layers: list[int], count: int, seed: int) -> list[int]:

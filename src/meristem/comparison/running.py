@@ -7,31 +7,41 @@ of a run.
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import torch
+
 from meristem.comparison.file import Comparison
+from meristem.comparison.numbers import short
 from meristem.comparison.planning import (
+    Lost,
     RunKey,
     Waiting,
     configuration,
     count_of_runs,
     data_digest,
     known_keys,
-    measuring_keys,
+    starting_plan_of,
+    timed_arms,
 )
-from meristem.comparison.results import Result, has_diverged, is_finished, read_result
-from meristem.config import Config, check_resumable
+from meristem.comparison.results import Result, has_diverged, is_finished, lost_result, read_result
+from meristem.comparison.tables import MEASURES
+from meristem.config import Config, check_resumable, known_values
+from meristem.devices import choose_device, describe_device
 from meristem.errors import InputError, Remedy, RunError
 from meristem.files import absolute, write_atomically
+from meristem.runs.origin import first_difference
 from meristem.runs.run_folder import RunFolder
+from meristem.training.loop import check_memory
 from meristem.wording import counted, describe_time
 
 LAUNCHES = "launches.jsonl"
@@ -48,6 +58,7 @@ class Running:
     process: subprocess.Popen[bytes]
     log: Path
     begun: float
+    gpu: str | None = None  # as CUDA_VISIBLE_DEVICES names it, where it was given one
 
 
 def finished_runs(comparison: Comparison, out: Path) -> dict[RunKey, Result]:
@@ -55,14 +66,23 @@ def finished_runs(comparison: Comparison, out: Path) -> dict[RunKey, Result]:
     results: dict[RunKey, Result] = {}
     while True:
         before = len(results)
+        some_diverged = any(result.diverged for result in results.values())
         for key in known_keys(comparison, results):
-            if key in results or not _is_begun(out, key):
+            if key in results or not (_is_begun(out, key) or some_diverged):
                 continue
             with suppress(Waiting):
-                if (result := _finished(key, out, configuration(comparison, key, results))) is not None:
+                if (result := _ended_before(comparison, key, out, results)) is not None:
                     results[key] = result
         if len(results) == before:  # one that is done may be what others take after
             return results
+
+
+def _ended_before(comparison: Comparison, key: RunKey, out: Path, results: dict[RunKey, Result]) -> Result | None:
+    """The result of a run that is done, or can never be; None of one that is to be made."""
+    try:
+        return _finished(key, out, configuration(comparison, key, results))
+    except Lost:
+        return lost_result(key.arm, key.seed)
 
 
 def _is_begun(out: Path, key: RunKey) -> bool:
@@ -74,8 +94,9 @@ def _finished(key: RunKey, out: Path, config: Config) -> Result | None:
     if not _is_begun(out, key):
         return None
     folder = RunFolder.open(out / key.path)
+    _check_structure(folder, config)
     try:
-        check_resumable(folder.config, config)
+        check_resumable(folder.config, as_begun(folder, config))
     except InputError as error:
         began = folder.config[error.field]
         expected = f"{folder.path} was trained with {began!r}; remove it, or compare in another folder"
@@ -85,30 +106,51 @@ def _finished(key: RunKey, out: Path, config: Config) -> Result | None:
     return read_result(key.arm, key.seed, folder) if is_finished(folder) or has_diverged(folder) else None
 
 
+def _check_structure(folder: RunFolder, config: Config) -> None:
+    """Refuse a run that began with another structure; where the file that names it lies does not matter."""
+    if (field := first_difference(starting_plan_of(config), folder.plan)) is not None:
+        named = [key for key, value in known_values(config).items() if key.endswith((".plan", ".like")) and value]
+        key = named[0] if named else f"plan.{field}"
+        expected = f"{folder.path} began with another structure ({field}); remove it, or compare in another folder"
+        raise InputError(key, config[key] if named else None, expected, Remedy(("out=FOLDER",)))
+
+
+def as_begun(folder: RunFolder, config: Config) -> Config:
+    """The configuration with the plan file that a run began with: its structure has been compared, not its place."""
+    began = folder.config.model.plan
+    if began is None or config.model.plan is None:
+        return config
+    return replace(config, model=replace(config.model, plan=began))
+
+
 def run_comparison(comparison: Comparison, out: Path, *, jobs: int = 1, say: Say = print) -> dict[RunKey, Result]:
     """Make all runs that are missing, `jobs` at a time, and return the results of all."""
     out = absolute("out", out)
     out.mkdir(parents=True, exist_ok=True)
     results = finished_runs(comparison, out)
-    total, there = count_of_runs(comparison), len(results)
-    say(f"{counted(total, 'run')} in {out}; {there} done")
-    alone = set(measuring_keys(comparison))
+    say(f"{counted(count_of_runs(comparison, results), 'run')} in {out}; {len(results)} done")
+    timed = {*timed_arms(comparison)}
     running: list[Running] = []
-    begun, made, changed = time.monotonic(), 0, True
+    begun, made, changed, gpus = time.monotonic(), 0, True, visible_gpus()
     with _stoppable():
         try:
-            while len(results) < total:
+            while len(results) < (total := count_of_runs(comparison, results)):
                 before = len(results)
-                for key in _next(comparison, results, running, alone, jobs) if changed else ():
-                    config = configuration(comparison, key, results)
-                    if (known := _finished(key, out, config)) is not None:  # it had waited for what it takes after
+                for key in _next(comparison, results, running, timed, jobs) if changed else ():
+                    # One that waited for what it takes after may be done, or impossible.
+                    if (known := _ended_before(comparison, key, out, results)) is not None:
                         results[key] = known
-                    else:
-                        running.append(_launched(key, config, out, jobs, say))
+                        continue
+                    config = configuration(comparison, key, results)
+                    side_by_side = 1 if _is_timed(key, timed) else jobs
+                    check_room(key, config, side_by_side, gpus)
+                    gpu = free_gpu(config.train.device, gpus, [run.gpu for run in running])
+                    running.append(_launched(key, config, out, Share(side_by_side, gpu), say))
                 for run in [run for run in running if run.process.poll() is not None]:
                     running.remove(run)
                     results[run.key] = _ended(run, out)
                     made += 1
+                    total = count_of_runs(comparison, results)
                     left = (time.monotonic() - begun) / made * (total - len(results))
                     say(_progress(comparison, run, results, total, left))
                 changed = len(results) > before
@@ -124,27 +166,36 @@ def _progress(
     comparison: Comparison, run: Running, results: dict[RunKey, Result], total: int, seconds_left: float
 ) -> str:
     """A line for a run that has ended."""
-    score = results[run.key].scores.get(comparison.measure)
-    shown = "diverged" if score is None else f"{comparison.measure} {score:.4f}"
+    found = results[run.key]
+    score = found.scores.get(comparison.measure)
+    shown = "diverged" if score is None else f"{MEASURES[comparison.measure]} {score:.4f}"
+    if run.key.measuring and not found.diverged:
+        shown = f"{found.steps:,} updates, {short(found.flops)}FLOPs, {found.training_seconds:.1f} s"
     took = describe_time(time.monotonic() - run.begun)
     ahead = f", about {describe_time(seconds_left)} left" if len(results) < total else ""
     return f"[{len(results)}/{total}] {run.key}: {shown}, {took}{ahead}"
 
 
+def _is_timed(key: RunKey, timed: Collection[str]) -> bool:
+    """Whether a run measures speed, for which it has the machine to itself."""
+    return key.measuring > 0 and key.arm in timed
+
+
 def _next(
-    comparison: Comparison, results: dict[RunKey, Result], running: list[Running], alone: set[RunKey], jobs: int
+    comparison: Comparison, results: dict[RunKey, Result], running: list[Running], timed: Collection[str], jobs: int
 ) -> list[RunKey]:
-    """The runs to begin now. What measures speed has the machine to itself."""
+    """The runs to begin now."""
     busy = {run.key for run in running}
-    if busy & alone:
+    if any(_is_timed(key, timed) for key in busy):
         return []
     found: list[RunKey] = []
     for key in (key for key in known_keys(comparison, results) if key not in results and key not in busy):
         if len(busy) + len(found) >= jobs:
             break
         with suppress(Waiting):
-            configuration(comparison, key, results)
-            if key in alone:  # it comes first, as soon as nothing else is at work
+            with suppress(Lost):
+                configuration(comparison, key, results)
+            if _is_timed(key, timed):  # it comes first, as soon as nothing else is at work
                 return [] if busy else [key]
             found.append(key)
     if not found and not running:
@@ -152,29 +203,66 @@ def _next(
     return found
 
 
-def _launched(key: RunKey, config: Config, out: Path, jobs: int, say: Say) -> Running:
+@dataclass(frozen=True)
+class Share:
+    """What a run gets of the machine: it is one of so many side by side, on this GPU if there are several."""
+
+    side_by_side: int
+    gpu: str | None
+
+
+def visible_gpus() -> list[str]:
+    """The GPUs that runs can have, by their names in CUDA_VISIBLE_DEVICES."""
+    count, named = torch.cuda.device_count(), os.environ.get("CUDA_VISIBLE_DEVICES")
+    return [name.strip() for name in named.split(",")][:count] if named else [str(number) for number in range(count)]
+
+
+def free_gpu(device: str, gpus: Sequence[str], taken: Sequence[str | None]) -> str | None:
+    """The GPU that the fewest runs are on; None where there is no choice, or the configuration has made it."""
+    if len(gpus) < 2 or device not in ("auto", "cuda"):
+        return None
+    return min(gpus, key=taken.count)
+
+
+def check_room(key: RunKey, config: Config, side_by_side: int, gpus: Sequence[str]) -> None:
+    """Refuse more runs side by side than a device has memory for, by the plan's own estimate."""
+    device = choose_device(config.train.device)
+    spread = len(gpus) if device.type == "cuda" and device.index is None else 1
+    sharing = math.ceil(side_by_side / max(1, spread))
+    try:
+        check_memory(config, starting_plan_of(config), device, sharing=sharing)
+    except InputError as error:
+        if sharing == 1:
+            raise
+        expected = f"must be fewer: {key} does not fit {sharing} times on {describe_device(device)} ({error})"
+        raise InputError("jobs", side_by_side, expected) from None
+
+
+def _launched(key: RunKey, config: Config, out: Path, share: Share, say: Say) -> Running:
     """Begin, or go on with, a run."""
     folder = out / key.path
     file = out / "configs" / key.path.with_suffix(".toml")
     log = out / "logs" / key.path.with_suffix(".txt")
     for path in (file, log, folder):
         path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(file, config.to_toml())
-    side_by_side = 1 if key.measuring else jobs
-    threads = max(1, _cores() // side_by_side)
-    # Threads that wait without spinning: on a busy machine the default is ten times slower.
-    environment = {"OMP_WAIT_POLICY": "PASSIVE", **os.environ, "OMP_NUM_THREADS": str(threads)}
-    command = [sys.executable, "-m", "meristem", "train", str(file), "--out", str(folder), "--continue"]
     if _is_begun(out, key):
         say(f"going on with {key}")
+        config = as_begun(RunFolder.open(folder), config)
+    write_atomically(file, config.to_toml())
+    threads = max(1, _cores() // share.side_by_side)
+    # Threads that wait without spinning: on a busy machine the default is ten times slower.
+    environment = {"OMP_WAIT_POLICY": "PASSIVE", **os.environ, "OMP_NUM_THREADS": str(threads)}
+    environment |= {} if share.gpu is None else {"CUDA_VISIBLE_DEVICES": share.gpu}
+    command = [sys.executable, "-m", "meristem", "train", str(file), "--out", str(folder), "--continue"]
     with log.open("ab") as output:  # a session of its own: a Ctrl-C reaches it once, through us
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment, start_new_session=True
         )
     with (out / LAUNCHES).open("a", encoding="utf-8") as launches:
-        line = {"run": str(key.path), "jobs": side_by_side, "threads": threads, "time": time.time()}
+        line = {"run": str(key.path), "jobs": share.side_by_side, "threads": threads, "gpu": share.gpu,
+                "time": time.time()}  # fmt: skip
         launches.write(json.dumps(line) + "\n")
-    return Running(key, process, log, time.monotonic())
+    return Running(key, process, log, time.monotonic(), share.gpu)
 
 
 def _cores() -> int:
@@ -198,7 +286,7 @@ def _stop(running: list[Running], say: Say) -> None:
         with suppress(ProcessLookupError):
             run.process.send_signal(signal.SIGTERM)
     if running:
-        say(f"stopping {counted(len(running), 'run')}, with which the same command goes on")
+        say(f"stopping {counted(len(running), 'run')}; the same command goes on from there")
     for run in running:
         run.process.wait()
 

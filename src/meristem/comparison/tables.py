@@ -13,6 +13,8 @@ from meristem.comparison.verdicts import Verdict
 
 MEASURES = {"held_out_loss": "held-out loss", "accuracy": "accuracy", "macro_f1": "macro-F1"}
 
+NOTHING = "There is no difference yet: it needs two seeds that two arms have both ended with."
+
 
 @dataclass(frozen=True)
 class Table:
@@ -23,8 +25,11 @@ class Table:
     rows: Sequence[tuple[str, ...]]
 
     def __str__(self) -> str:
-        lines = [self.columns, ("---",) * len(self.columns), *self.rows]
-        return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+        """As Markdown, with columns that are straight in a terminal too."""
+        widths = [max(map(len, column)) for column in zip(self.columns, *self.rows, strict=True)]
+        lines = [self.columns, tuple("-" * width for width in widths), *self.rows]
+        padded = [[cell.ljust(width) for cell, width in zip(line, widths, strict=True)] for line in lines]
+        return "\n".join("| " + " | ".join(line) + " |" for line in padded)
 
 
 def tables(comparison: Comparison, analysis: Analysis) -> list[Table]:
@@ -37,9 +42,11 @@ def markdown(comparison: Comparison, analysis: Analysis) -> str:
     """The whole comparison as Markdown."""
     parts = [f"# {comparison.name}"]
     for table in tables(comparison, analysis):
-        parts.append(f"## {table.title}\n\n{table}")
         if table.title == "Contrasts":
-            parts.append("\n".join(f"- {note}" for note in analysis.notes))
+            parts.append(f"## {table.title}\n\n{table if table.rows else NOTHING}")
+            parts.append("\n".join(f"- {note}" for note in (*analysis.cautions, *analysis.notes)))
+        elif table.rows:
+            parts.append(f"## {table.title}\n\n{table}")
     return "\n\n".join(parts) + "\n"
 
 
@@ -73,15 +80,17 @@ def _contrasts(comparison: Comparison, analysis: Analysis) -> Table:
 
 
 def _costs(comparison: Comparison, analysis: Analysis) -> Table:
-    columns = ("arm", "parameters", "FLOPs", "tokens", "tokens/s", "peak memory")
-    goal = comparison.target_loss
+    goal, counted = comparison.target_loss, any(arm.off_budget for arm in analysis.arms)
+    more = (("off its budget",) if counted else ()) + ((f"seconds to loss {goal:g}",) if goal is not None else ())
+    columns = ("arm", "parameters", "FLOPs", "tokens", "tokens/s", "peak memory", *more)
     rows = [
         (arm.arm, numbers.short(arm.parameters), numbers.short(arm.flops, 4), numbers.short(arm.tokens),
          f"{arm.tokens_per_second:,.0f}", numbers.gibibytes(arm.peak_memory),
+         *((numbers.parts(arm.off_budget),) if counted else ()),
          *((numbers.target(arm),) if goal is not None else ()))
         for arm in analysis.arms
     ]  # fmt: skip
-    return Table("Cost", (*columns, *((f"seconds to loss {goal:g}",) if goal is not None else ())), rows)
+    return Table("Cost", columns, rows)
 
 
 def _spent(analysis: Analysis) -> Table:
@@ -104,6 +113,12 @@ def _times(analysis: Analysis) -> Table:
     return Table("Time", columns, rows)
 
 
+def summary(analysis: Analysis) -> list[str]:
+    """The primary contrasts, a line each."""
+    lines = (line for line in analysis.contrasts if line.primary)
+    return [f"{name(line.contrast)}: {word(line.verdict)}, {numbers.interval(line.difference)}" for line in lines]
+
+
 def name(contrast: Contrast) -> str:
     return f"{contrast.arm} minus {contrast.baseline}"
 
@@ -117,5 +132,7 @@ def _seconds(difference: PairedDifference) -> str:
     return f"{difference.mean:+.2f} [{difference.low:+.2f}, {difference.high:+.2f}]"
 
 
-def _time_word(verdict: Verdict) -> str:
+def _time_word(verdict: Verdict | None) -> str:
+    if verdict is None:
+        return "not judged"
     return {"better": "faster", "worse": "slower"}.get(verdict.word, verdict.word)

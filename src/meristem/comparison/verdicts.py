@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from scipy import integrate, optimize, stats
+from scipy import integrate, optimize, special, stats
 
 from meristem.comparison.paired import PairedDifference
 
@@ -37,13 +37,20 @@ class Verdict:
 
 
 def verdicts(
-    differences: Sequence[PairedDifference], margin: float | None = None, *, lower_is_better: bool = True
+    differences: Sequence[PairedDifference],
+    margin: float | None = None,
+    *,
+    among: int = 0,
+    lower_is_better: bool = True,
 ) -> list[Verdict]:
-    """The verdicts on contrasts that are tested together, each corrected for the number of all."""
-    ps = holm([difference.p for difference in differences])
+    """The verdicts on contrasts that are tested together, each corrected for the number of all.
+
+    There may be more of them (`among`) than differences are known of yet.
+    """
+    ps = holm([difference.p for difference in differences], among)
     equal: Sequence[float | None] = [None] * len(differences)
     if margin is not None:
-        equal = holm([difference.p_equal(margin) for difference in differences])
+        equal = holm([difference.p_equal(margin) for difference in differences], among)
     return [
         Verdict(_word(difference.mean, p, p_equal, lower_is_better), p, p_equal)
         for difference, p, p_equal in zip(differences, ps, equal, strict=True)
@@ -56,11 +63,14 @@ def _word(mean: float, p: float, p_equal: float | None, lower_is_better: bool) -
     return "no difference shown" if p_equal is None or p_equal >= LEVEL else "shown to be equal within the margin"
 
 
-def holm(ps: Sequence[float]) -> list[float]:
-    """Holm's step-down correction: below a level with at most that chance of any wrong one among them."""
-    corrected, largest = [0.0] * len(ps), 0.0
+def holm(ps: Sequence[float], among: int = 0) -> list[float]:
+    """Holm's step-down correction: below a level with at most that chance of any wrong one among them.
+
+    Tests that are among them but not known yet count as well.
+    """
+    corrected, largest, count = [0.0] * len(ps), 0.0, max(among, len(ps))
     for rank, index in enumerate(sorted(range(len(ps)), key=lambda index: ps[index])):
-        largest = max(largest, min(1.0, (len(ps) - rank) * ps[index]))
+        largest = max(largest, min(1.0, (count - rank) * ps[index]))
         corrected[index] = largest
     return corrected
 
@@ -72,10 +82,14 @@ def power(difference: float, deviation: float, pairs: int) -> float:
     freedom, shift = pairs - 1, abs(difference) / deviation * math.sqrt(pairs)
     beyond = float(stats.t.ppf(1 - LEVEL / 2, freedom))
 
+    scale = math.log(2) * (1 - freedom / 2) - special.gammaln(freedom / 2)  # of the density of chi
+
     def shown(spread: float) -> float:
         """The chance for a measured spread, as a part of the true one, times how likely that is."""
-        chance = stats.norm.cdf(shift - beyond * spread) + stats.norm.cdf(-shift - beyond * spread)
-        return float(chance * stats.chi.pdf(spread * math.sqrt(freedom), freedom) * math.sqrt(freedom))
+        chance = special.ndtr(shift - beyond * spread) + special.ndtr(-shift - beyond * spread)
+        chi = spread * math.sqrt(freedom)
+        density = math.exp(scale + special.xlogy(freedom - 1, chi) - chi**2 / 2)
+        return float(chance * density * math.sqrt(freedom))
 
     likely = 1 + 9 / math.sqrt(freedom)  # what is beyond has a chance of less than 1e-9
     middle = min(shift / beyond, 0.999 * likely)  # where the chance falls
@@ -102,9 +116,9 @@ def seeds_needed(difference: float, deviation: float) -> int | None:
         return 2
     low, high = 2, 2
     while power(difference, deviation, high) < POWER:
-        low, high = high + 1, high * 2
-        if high > MOST_SEEDS:
+        if high == MOST_SEEDS:
             return None
+        low, high = high + 1, min(high * 2, MOST_SEEDS)
     while low < high:
         middle = (low + high) // 2
         low, high = (low, middle) if power(difference, deviation, middle) >= POWER else (middle + 1, high)

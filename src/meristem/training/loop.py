@@ -114,7 +114,7 @@ def resume(out: str | Path, config: Config | None = None, *, from_start: bool = 
         _check_batch(config, peers)
         data = _opened(config, peers)
         folder.check_data(data)
-        _check_memory(config, folder.plan, peers)
+        check_memory(config, folder.plan, peers.device, peers.world)
         check_trackers(config.log.trackers)
         if from_start:
             begin_anew(folder, config, data, peers, say)
@@ -303,7 +303,7 @@ class Trainer:
 
     def batch(self, step: int) -> tuple[Tensor, Tensor]:
         """Tokens and targets of a step, this process's share of them, (micro-batches, b, ...), on their way to it."""
-        peers, micro = self.peers, _micro_batch(self.config, self.peers)
+        peers, micro = self.peers, _micro_batch(self.config, self.peers.world)
         arrays = self.task.batch(batch_number(step, self.rewinds), peers.rank, peers.world)
         tokens, targets = (torch.from_numpy(array).unflatten(0, (-1, micro)) for array in arrays)
         if peers.device.type == "cuda":
@@ -500,14 +500,14 @@ def _with_absolute_paths(config: Config) -> Config:
     return replace(config, data=data, train=train, growth=replace(config.growth, tables=tables))
 
 
-def _micro_batch(config: Config, peers: Processes) -> int:
-    share = config.train.batch_size // peers.world
+def _micro_batch(config: Config, world: int) -> int:
+    share = config.train.batch_size // world
     return min(config.train.micro_batch or share, share)
 
 
 def _check(config: Config, plan: Plan, data: TokenData | LabelledData, peers: Processes) -> None:
     """Refuse what cannot be trained before anything is written."""
-    _check_memory(config, plan, peers)
+    check_memory(config, plan, peers.device, peers.world)
     check_trackers(config.log.trackers)
     make_task(config, plan, data, fixed=False)
     wanted, masked = config.train.attention, plan.classes is not None
@@ -515,7 +515,7 @@ def _check(config: Config, plan: Plan, data: TokenData | LabelledData, peers: Pr
 
 
 def _check_batch(config: Config, peers: Processes) -> None:
-    size, micro = config.train.batch_size, _micro_batch(config, peers)
+    size, micro = config.train.batch_size, _micro_batch(config, peers.world)
     if size % peers.world or (size // peers.world) % micro:
         raise InputError(
             "train.batch_size",
@@ -524,14 +524,17 @@ def _check_batch(config: Config, peers: Processes) -> None:
         )
 
 
-def _check_memory(config: Config, plan: Plan, peers: Processes) -> None:
-    """Refuse what cannot fit by the plan's own estimate, with the blocks that are still to come, before it is made."""
+def check_memory(config: Config, plan: Plan, device: torch.device, world: int = 1, sharing: int = 1) -> None:
+    """Refuse what cannot fit by the plan's own estimate, with the blocks that are still to come, before it is made.
+
+    `sharing` is how many runs like this one share the device.
+    """
     plan = replace(plan, layers=plan.target or plan.layers, target=())
-    micro = _micro_batch(config, peers)
+    micro = _micro_batch(config, world)
     try:
         plan.check_memory(
-            micro * plan.context, config.train.batch_size, memory_of(peers.device),
-            optimizer=config.optimizer.kind, parallel=config.train.parallel, world=peers.world,
+            micro * plan.context, config.train.batch_size, memory_of(device) // sharing,
+            optimizer=config.optimizer.kind, parallel=config.train.parallel, world=world,
             average=config.train.average > 0, recompute=config.train.recompute,
         )  # fmt: skip
     except InputError as error:

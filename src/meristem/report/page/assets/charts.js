@@ -3,6 +3,11 @@
 
 const MARGIN = { left: 56, right: 14, top: 12, bottom: 34 };
 
+const runColour = (index) => `var(--c${index % 8})`;
+
+// A curve as a line of a chart.
+const series = (name, curve, colour, more = {}) => ({ name, x: curve.steps, y: curve.values, colour, ...more });
+
 // About so many round values from low to high.
 function roundTicks(low, high, count) {
   if (!(high > low)) return [low];

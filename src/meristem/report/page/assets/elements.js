@@ -138,3 +138,12 @@ function drawnToWidth(node, draw) {
     requestAnimationFrame(draw);
   }).observe(node);
 }
+
+const section = (id, title, ...content) =>
+  element("section", { id, "aria-labelledby": `${id}-title` }, element("h2", { id: `${id}-title` }, title), ...content);
+const facts = (rows) =>
+  element(
+    "dl",
+    { class: "facts" },
+    rows.map((row) => element("div", {}, element("dt", {}, row.label), element("dd", {}, row.value))),
+  );

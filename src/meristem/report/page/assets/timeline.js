@@ -16,7 +16,6 @@ let axis = "steps",
   charts = [];
 
 const markColour = (row) => `var(${MARK[row.action] || "--other"})`;
-const runColour = (index) => `var(--c${index % 8})`;
 const number = (value) => (value === null || value === undefined ? "" : value.toLocaleString("en-US"));
 
 // Between steps and the other axes, on straight lines between the points that are known.
@@ -95,13 +94,3 @@ const eventMarks = (run) =>
           text: row.kind === "resume" ? "resumed" : "went back to here",
         })),
     );
-
-const series = (name, curve, colour, more = {}) => ({ name, x: curve.steps, y: curve.values, colour, ...more });
-const section = (id, title, ...content) =>
-  element("section", { id, "aria-labelledby": `${id}-title` }, element("h2", { id: `${id}-title` }, title), ...content);
-const facts = (rows) =>
-  element(
-    "dl",
-    { class: "facts" },
-    rows.map((row) => element("div", {}, element("dt", {}, row.label), element("dd", {}, row.value))),
-  );
