@@ -104,9 +104,7 @@ def test_a_plain_line_tells_epoch_and_times() -> None:
     assert step_line(values, 100) == "step  20/100  loss 2.5000  epoch 1.50  1:01:01 elapsed  0:59 left"
 
 
-def test_a_run_tells_epoch_time_and_why_it_grew(
-    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_tells_epoch_time_and_why_it_grew(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     values = {"train__steps": 8, "growth__policies": ["sgt"], "growth__sgt__start": 2, "growth__sgt__window": 2}
     run = trained(data, tmp_path / "run", **values)
     shown = capsys.readouterr().out
@@ -116,7 +114,9 @@ def test_a_run_tells_epoch_time_and_why_it_grew(
     epochs = [entry["tokens"] / len(stream.split("train")) for entry in logged]
     assert [entry["epoch"] for entry in logged] == pytest.approx(epochs, abs=1e-6)
     assert re.search(r"step 8/8  loss .*  epoch \d+\.\d\d  \d+:\d\d elapsed  0:00 left", shown)
-    pattern = r"step \d: layer \d now loops heads .*; entropy [01][.\d]*, at least [01][.\d]*, the lowest on the shortlist"
+    pattern = (
+        r"step \d: layer \d now loops heads .*; entropy [01][.\d]*, at least [01][.\d]*, the lowest on the shortlist"
+    )
     assert re.search(pattern, shown)
 
 

@@ -77,7 +77,7 @@ def _fitting(values: dict[str, Any], width: int, growing: str = "") -> str:
     parts = describe_numbers(values)
     if "speed" in parts:
         parts["speed"] = _short_speed(values["tokens_per_second"])
-    times = {name: parts.pop(name) for name in ("epoch", "elapsed", "left") if name in parts}
+    times: dict[str, str] = {name: parts.pop(name) for name in ("epoch", "elapsed", "left") if name in parts}
     whole = "  ".join((*parts.values(), *times.values(), *([growing] if growing else [])))
     if len(whole) <= width:
         return whole

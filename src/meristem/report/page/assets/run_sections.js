@@ -3,7 +3,7 @@
 
 function structureSection(run) {
   const { structure } = run,
-    picture = structurePicture(run, "entropy");
+    picture = structurePicture(run, colouring);
   const grows = structure.snapshots.length > 1,
     said = element("p", { class: "said", "aria-live": "polite" });
   const slider = element("input", {
@@ -37,6 +37,7 @@ function structureSection(run) {
   }
   function show(step) {
     current = step;
+    moment = step < run.last_step ? step : null;
     const now = picture.snapshotAt(step),
       row = now.row === null ? null : run.events[now.row];
     picture.setStep(step);
@@ -142,7 +143,11 @@ function structureSection(run) {
     picture.element,
     details,
   );
-  return { element: made, go, begin: () => show(run.last_step) };
+  const begin = () => {
+    ticks();
+    go(moment === null ? run.last_step : Math.min(moment, run.last_step));
+  };
+  return { element: made, go, begin };
 }
 
 function lossSection(run) {
@@ -336,6 +341,7 @@ function gaugeChart(run, gauge) {
     element("option", { value: "all" }, "all layers"),
     gauge.layers.map((one, index) => element("option", { value: String(index) }, name(one))),
   );
+  chart.element.querySelector(".controls")?.remove(); // of before
   if (gauge.layers.length > 1)
     chart.element.insertBefore(
       element("div", { class: "controls no-print" }, pick),
