@@ -94,10 +94,9 @@ class Server(ThreadingHTTPServer):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """Answers GET and HEAD for the page and its data, and nothing else."""
+    """Answers GET and HEAD for the page and its data, and nothing else; a connection is for one question."""
 
-    protocol_version = "HTTP/1.1"
-    timeout = 60  # seconds that a connection may be idle
+    timeout = 60  # seconds that a question may take to arrive
     server: Server
 
     def do_GET(self) -> None:
@@ -122,8 +121,7 @@ class _Handler(BaseHTTPRequestHandler):
     do_POST = do_PUT = do_DELETE = do_PATCH = do_OPTIONS = do_CONNECT = do_TRACE = _refused_method
 
     def _refuse(self, status: HTTPStatus, text: str, more: dict[str, str] | None = None) -> None:
-        self.close_connection = True  # what else was sent is not read
-        self._send("text/plain; charset=utf-8", f"{text}\n", {**(more or {}), "Connection": "close"}, status)
+        self._send("text/plain; charset=utf-8", f"{text}\n", more, status)
 
     def _send(
         self, kind: str, text: str, more: dict[str, str] | None = None, status: HTTPStatus = HTTPStatus.OK

@@ -156,7 +156,7 @@ def _view(run: WatchedRun, now: float) -> list[RenderableType]:
     return [title, rows]
 
 
-def follow(watch: Watch, *, sleep: Callable[[float], None] = time.sleep) -> None:
+def follow(watch: Watch) -> None:
     """Show runs in the terminal, or in plain lines, until all of them have finished, and say so."""
 
     def say(text: str) -> None:
@@ -168,7 +168,7 @@ def follow(watch: Watch, *, sleep: Callable[[float], None] = time.sleep) -> None
             view.show(watch.runs, time.time())
             if all(run.finished for run in watch.runs):
                 break
-            sleep(PAUSE)
+            time.sleep(PAUSE)
     for run in watch.runs:
         assert run.data is not None
         held_out = _number(", held-out loss ", run.data["now"]["held_out"], ".4f")

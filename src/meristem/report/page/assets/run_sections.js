@@ -127,7 +127,7 @@ function structureSection(run) {
       "A row for every layer, a box for every head, as wide as its dimension. ",
       grows
         ? "Move the slider to see what the model was at any step of the training."
-        : "The structure has not changed during the run.",
+        : `The structure has not changed ${run.status.word === "finished" ? "during the run" : "so far"}.`,
     ),
     element(
       "div",
@@ -254,7 +254,8 @@ function layerColour(layer, count) {
 }
 
 function gaugeSection(run) {
-  const grew = changes(run).length > 0;
+  const grew = changes(run).length > 0,
+    nothing = run.status.word === "finished" ? "Why nothing grew" : "Why nothing has grown";
   const stories =
     run.stories.length === 1 && !run.stories[0].policy
       ? element("p", {}, run.stories[0].text)
@@ -265,7 +266,7 @@ function gaugeSection(run) {
         );
   return section(
     "why",
-    grew ? "Why it grew, and why no more" : "Why nothing grew",
+    grew ? "Why it grew, and why no more" : nothing,
     stories,
     element(
       "div",

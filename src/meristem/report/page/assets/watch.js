@@ -1,6 +1,7 @@
 // A page that follows runs: it asks its server for what is new, and shows it without losing the reader's place.
 "use strict";
 
+let redraw = null; // draws the page anew with other data
 const PACE = { usual: 2000, ended: 10000, lost: 5000 }; // milliseconds between two questions
 const WORDS = { finished: "good", "at work": "good", stopped: "still", waiting: "still", "not begun": "still" };
 
@@ -34,7 +35,8 @@ function readersPlace() {
       picked = stateful("select[aria-label]"),
       scrolled = stateful(".scroll");
     for (const [name, open] of details) if (opened.has(name)) opened.get(name).open = open;
-    for (const [name, value] of boxes) if (checked.has(name) && checked.get(name).checked !== value) checked.get(name).click();
+    for (const [name, value] of boxes)
+      if (checked.has(name) && checked.get(name).checked !== value) checked.get(name).click();
     for (const [name, value] of picks) {
       const pick = picked.get(name);
       if (!pick || pick.value === value || ![...pick.options].some((option) => option.value === value)) continue;
@@ -48,16 +50,15 @@ function readersPlace() {
     }
     if (focused) stateful(FOCUSABLE).get(focused)?.focus({ preventScroll: true });
     const now = anchor && document.getElementById(anchor.id);
-    if (offset !== null && now)
-      scrollBy({ top: now.getBoundingClientRect().top - offset, behavior: "instant" });
+    if (offset !== null && now) scrollBy({ top: now.getBoundingClientRect().top - offset, behavior: "instant" });
   };
 }
 
 function follow() {
   const said = element("ul", { class: "states" }),
-    lost = element("p", { class: "note warn", role: "status", hidden: true });
+    lost = element("p", { class: "note warn", hidden: true });
   const live = element("div", { class: "live" }, said, lost);
-  const redraw = build(live);
+  redraw = build(live);
   let tag = page.tag,
     fresh = null, // data that are not shown yet
     ahead = 0, // milliseconds by which the server's clock is ahead
@@ -67,10 +68,12 @@ function follow() {
     timer = null;
 
   const ago = (seconds) => (seconds < 120 ? `${Math.round(seconds)} s` : duration(seconds));
-  const clock = (seconds) =>
-    [Math.floor(seconds / 3600), Math.floor(seconds / 60) % 60, Math.floor(seconds) % 60]
-      .map((part, index) => (index ? String(part).padStart(2, "0") : String(part)))
-      .join(":");
+  function clock(seconds) {
+    const whole = Math.round(seconds),
+      [hours, minutes, rest] = [Math.floor(whole / 3600), Math.floor(whole / 60) % 60, whole % 60];
+    const two = (part) => String(part).padStart(2, "0");
+    return hours ? `${hours}:${two(minutes)}:${two(rest)}` : `${minutes}:${two(rest)}`;
+  }
 
   // The states are drawn anew when one changes; the age of the last line every second.
   function drawStates() {
@@ -99,8 +102,8 @@ function follow() {
       }),
     );
     const first = runs.get(states[0].path),
-      share = first && states[0].word !== "finished" ? `${Math.floor((100 * first.last_step) / first.steps)} % · ` : "";
-    document.title = share + (fresh || page).title;
+      share = first && states[0].word !== "finished" ? Math.floor((100 * first.last_step) / first.steps) : null;
+    document.title = (share === null ? "" : `${share} % · `) + (fresh || page).title;
     drawAges();
   }
   function drawAges() {
@@ -108,7 +111,9 @@ function follow() {
       age.textContent = `last line ${ago(Math.max(0, (Date.now() + ahead) / 1000 - Number(age.dataset.written)))} ago`;
     lost.hidden = since === null;
     if (since !== null)
-      lost.textContent = `meristem watch does not answer: it has ended, or the way to it is cut. This page shows what there was ${ago((Date.now() - since) / 1000)} ago, and goes on when it answers again.`;
+      lost.textContent =
+        "meristem watch does not answer: it has ended, or the way to it is cut. " +
+        `This page shows what there was ${ago((Date.now() - since) / 1000)} ago, and goes on when it answers again.`;
   }
 
   // Not while a slider is being dragged, a text is marked, a list is open, or the pointer moves over a chart.
