@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,9 +21,12 @@ from watch.helpers import FINISHED, PLAN, append, begun, birth, dead_process, ke
 def test_a_run_is_read_again_only_when_its_files_have_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = begun(tmp_path / "run")
     read = []
-    monkeypatch.setattr(
-        "meristem.watch.runs.run_data", lambda path, points: read.append(path) or run_data(path, points)
-    )
+
+    def counted(path: Path, points: int) -> dict[str, Any]:
+        read.append(path)
+        return run_data(path, points)
+
+    monkeypatch.setattr("meristem.watch.runs.run_data", counted)
     watched = watch(run)
     assert [watched.look() for _ in range(3)] == [True, False, False]
     (run / "growth.svg").write_text("a picture tells nothing new")

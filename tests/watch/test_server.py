@@ -57,7 +57,12 @@ def test_the_page_holds_the_data_of_the_run(tmp_path: Path) -> None:
 
 def test_data_are_sent_only_when_they_are_new(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run, made = begun(tmp_path / "run"), []
-    monkeypatch.setattr("meristem.watch.runs.run_data", lambda *given: made.append(1) or run_data(*given))
+
+    def counted(path: Path, points: int) -> dict[str, Any]:
+        made.append(path)
+        return run_data(path, points)
+
+    monkeypatch.setattr("meristem.watch.runs.run_data", counted)
     with served(run) as server:
         _, headers, _ = ask(server, "/data")
         tag = headers["ETag"]
