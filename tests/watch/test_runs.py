@@ -106,6 +106,23 @@ def test_a_run_may_come_go_and_come_again(tmp_path: Path) -> None:
     assert "plan.json" in watched.states[0].text
 
 
+def test_a_folder_that_cannot_be_looked_into_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = begun(tmp_path / "run")
+    watched = watch(run)
+    watched.look()
+
+    def denied(path: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    with monkeypatch.context() as patch:
+        patch.setattr("meristem.watch.runs.file_marks", denied)
+        assert [watched.look() for _ in range(2)] == [True, False]
+        assert watched.states[0].word == "unreadable"
+        assert watched.states[0].text == f"It cannot be read: {run}: Permission denied."
+    watched.look()
+    assert watched.states[0].word == "at work"
+
+
 def test_states_are_told_by_the_logs(tmp_path: Path) -> None:
     run = hand_made(tmp_path / "run", PLAN, {"train.steps": 100})
     watched = watch(run)

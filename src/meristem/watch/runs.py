@@ -47,8 +47,8 @@ class WatchedRun:
     def __init__(self, path: Path, points: int) -> None:
         self.path, self.points = path, points
         self.data: dict[str, Any] | None = None
-        self._marks: Marks | None = None
-        self._looked = False
+        self._marks: Marks | None = None  # None: there is no such folder
+        self._seen: tuple[Marks | None, str] | None = None  # at the last look, with what kept from looking
         self._problem = ""
 
     def look(self) -> bool:
@@ -56,16 +56,16 @@ class WatchedRun:
 
         A run that is gone, or cannot be read, leaves behind what was last known of it.
         """
-        marks = file_marks(self.path)
-        if marks == self._marks and self._looked:
+        seen = _looked_at(self.path)  # before the reading: what is written meanwhile is seen the next time
+        if seen == self._seen:
             return False
-        self._marks, self._looked = marks, True  # taken before the reading: what is written meanwhile is seen next time
-        self._problem = ""
+        self._seen = seen
+        self._marks, self._problem = seen
         if self.there:
             try:
                 self.data = run_data(self.path, self.points)
             except (RunError, InputError, MachineError, OSError) as error:
-                if file_marks(self.path) is not None:  # it may just have been deleted
+                if self.path.exists():  # it may just have been deleted
                     self._problem = shortened(str(error))
         return True
 
@@ -79,18 +79,24 @@ class WatchedRun:
         """Whether the run has come to its end."""
         return self.there and self.data is not None and self.data["status"]["word"] == "finished"
 
+    @property
+    def written(self) -> float | None:
+        """When the logs were last written, as of the last look; None if there are none."""
+        logs = {log.name for log in RunFolder(self.path).logs}
+        return max((time / 1e9 for name, time, *_ in self._marks or () if name in logs), default=None)
+
     def state(self, now: float | None = None) -> State:
         """What the run is doing; `now` is the time by the system's clock."""
         path = str(self.path)
-        if not self.there and self.data is not None:
-            return State(path, "gone", f"{path} is gone. What is shown is the last that was seen of it.")
         if self._problem:
             return State(path, "unreadable", f"It cannot be read: {self._problem}.")
+        if not self.there and self.data is not None:
+            return State(path, "gone", f"{path} is gone. What is shown is the last that was seen of it.")
         if self.data is None:
             what = "is not there yet" if self._marks is None else "holds no run yet"
             return State(path, "waiting", f"{path} {what}. This goes on when the run begins.")
         status, steps = self.data["status"], f"step {self.data['last_step']:,} of {self.data['steps']:,}"
-        written = last_written(self.path)
+        written = self.written
         if status["word"] != "not finished":
             return State(path, status["word"], status["text"], written)
         age = (time.time() if now is None else now) - (written or 0.0)
@@ -116,15 +122,12 @@ def file_marks(path: Path) -> Marks | None:
     return frozenset(marks)
 
 
-def last_written(path: Path) -> float | None:
-    """When the logs of a run were last written; None if there are none."""
-    times = []
-    for log in RunFolder(path).logs:
-        try:
-            times.append(log.stat().st_mtime)
-        except OSError:
-            continue
-    return max(times, default=None)
+def _looked_at(path: Path) -> tuple[Marks | None, str]:
+    """The marks of a run's files, and what keeps one from looking at them; empty if nothing does."""
+    try:
+        return file_marks(path), ""
+    except OSError as error:
+        return None, f"{path}: {error.strerror}"
 
 
 class Watch:

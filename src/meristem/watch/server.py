@@ -8,7 +8,7 @@ import re
 import socket
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -150,10 +150,6 @@ def serve(watch: Watch, port: int = PORT, say: Callable[[str], None] = print) ->
     serve(Watch([Path("runs/first")]), port=0)
     """
     with Server(LivePage(watch), port) as server:
-        say(f"watching {_named(watch)} at {server.url} (Ctrl-C ends it; the run is not touched)")
+        names = ", ".join(str(run.path) for run in watch.runs)
+        say(f"watching {names} at {server.url} (Ctrl-C ends it; the run is not touched)")
         server.serve_forever()
-
-
-def _named(watch: Watch) -> str:
-    names: Sequence[str] = [str(run.path) for run in watch.runs]
-    return ", ".join(names)

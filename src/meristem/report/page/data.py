@@ -186,7 +186,7 @@ def _summary(plan: Plan, metrics: Sequence[Entry], now: Entry) -> list[dict[str,
         if values and (total := values[-1]) is not None:
             facts.append((label, describe_time(total) if name == "seconds" else large_count(total)))
     if now["epoch"] is not None:
-        facts.append(("epochs", f"{now['epoch']:.2f}"))
+        facts.append(("epochs", f"{now['epoch']:.3g}"))
     if now["elapsed"] is not None:
         facts.append(("time in all", describe_time(now["elapsed"])))
     return [{"label": label, "value": value} for label, value in facts]

@@ -1,6 +1,7 @@
 // A page that follows runs: it asks its server for what is new, and shows it without losing the reader's place.
 "use strict";
 
+const PATIENCE = 60000; // milliseconds for an answer
 let redraw = null; // draws the page anew with other data
 const PACE = { usual: 2000, ended: 10000, lost: 5000 }; // milliseconds between two questions
 const WORDS = { finished: "good", "at work": "good", stopped: "still", waiting: "still", "not begun": "still" };
@@ -130,7 +131,11 @@ function follow() {
     clearTimeout(timer);
     if (!document.hidden) {
       try {
-        const answer = await fetch("data", { headers: { "If-None-Match": tag }, cache: "no-store" });
+        const answer = await fetch("data", {
+          headers: { "If-None-Match": tag },
+          cache: "no-store",
+          signal: AbortSignal.timeout(PATIENCE),
+        });
         if (answer.status === 200) {
           fresh = await answer.json();
           tag = answer.headers.get("ETag");
