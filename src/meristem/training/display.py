@@ -72,18 +72,18 @@ def _fitting(values: dict[str, Any], width: int, growing: str = "") -> str:
     """The numbers in lines of `width` characters: in one if they fit, or else in two, the times on the second.
 
     Where a line is still too long, the least important go first. What has grown stands on a line of its own if it does
-    not fit beside the times.
+    not fit beside them.
     """
     parts = describe_numbers(values)
     if "speed" in parts:
         parts["speed"] = _short_speed(values["tokens_per_second"])
     times: dict[str, str] = {name: parts.pop(name) for name in ("epoch", "elapsed", "left") if name in parts}
-    whole = "  ".join((*parts.values(), *times.values(), *([growing] if growing else [])))
-    if len(whole) <= width:
-        return whole
-    lines = [_shortened(parts, width, ("mfu", "skipped", "held_out", "speed", "accuracy"))]
-    lines += [_shortened(times, width, ("epoch", "elapsed", "left"))] if times else []
-    if growing and times and len(f"{lines[-1]}  {growing}") <= width:
+    whole = "  ".join((*parts.values(), *times.values()))
+    lines = [whole]
+    if len(whole) > width:
+        lines = [_shortened(parts, width, ("mfu", "skipped", "held_out", "speed", "accuracy"))]
+        lines += [_shortened(times, width, ("epoch", "elapsed", "left"))] if times else []
+    if growing and len(f"{lines[-1]}  {growing}") <= width:
         lines[-1] += f"  {growing}"
     elif growing:
         lines.append(growing[:width])
