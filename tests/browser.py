@@ -110,11 +110,22 @@ class Page:
 
     def open(self, path: Path) -> None:
         """Load a file, and wait until it is drawn."""
+        self.visit(path.resolve().as_uri())
+
+    def visit(self, url: str) -> None:
+        """Load what is at an address, and wait until it is drawn."""
         self._loaded = False
-        self.send("Page.navigate", url=path.resolve().as_uri())
+        self.send("Page.navigate", url=url)
         while not self._loaded:
             self._receive()
         self.settle()
+
+    def wait_for(self, condition: str) -> None:
+        """Wait until an expression on the page is true."""
+        self.run(
+            "new Promise((done) => { const look = () => {"
+            f" if ({condition}) done(1); else setTimeout(look, 20); }}; look(); }})"
+        )
 
     def settle(self) -> None:
         """Wait until what was asked for is drawn."""

@@ -11,7 +11,7 @@ LAYERS = (
     "errors", "choices", "wording", "limits", "settings", "files", "seeds", "records", "ranks", "devices", "arguments",
     "schedules", "plan", "moves",
     "model", "decoding", "gauges", "growth", "data", "config", "runs", "training",
-    "comparison", "evaluation", "report",
+    "comparison", "evaluation", "report", "watch",
     "integrations", "synthetic", "bench",
     "cli", "__main__",
 )  # fmt: skip

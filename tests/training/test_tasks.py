@@ -217,6 +217,7 @@ def test_counted_flops_and_tokens_are_the_mean_over_an_epoch(labelled: Path) -> 
         total += 3 * (rows * length * of_length.cost.forward.full + rows * of_length.cost.answer)
     assert task.step_flops(plan).full == task.step_flops(plan).causal == round(total / steps)
     assert task.tokens_per_step == round(4 * task.rows.lengths.mean())
+    assert task.steps_per_epoch == len(task.rows) / 4
     fixed = task_of(labelled, fixed=True)
     assert fixed.step_flops(plan) == plan.cost.training_of(4, plan.context)
 

@@ -1,7 +1,9 @@
 """The command line: one verb per job. Nothing heavy is imported before the verb is known."""
 
 # The order of these is that of the help.
-from meristem.cli import plans, train, results, compare, generation, predictions, data, bench, demos  # noqa: F401, I001
+from meristem.cli import (  # noqa: I001
+    plans, train, results, watch, compare, generation, predictions, data, bench, demos,  # noqa: F401
+)  # fmt: skip
 from meristem.cli.app import app
 from meristem.cli.entry import main
 

@@ -114,6 +114,11 @@ class Config:
         """The policies of the run in their order; imports those that are somebody's own."""
         return self.growth.build(self.clock)
 
+    @property
+    def tolerance(self) -> float | None:
+        """The share by which a trial without a head lets the loss rise; None where there are no such trials."""
+        return self["growth.prune.tolerance"] if self.growth.has("prune") else None
+
     def __getitem__(self, key: str) -> Any:
         section, _, name = key.partition(".")
         if section == "growth" and "." in name:

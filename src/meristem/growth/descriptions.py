@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from meristem.plan import Plan
 from meristem.wording import counted
@@ -72,6 +72,60 @@ def _stack_done(event: GrowthEvent) -> str:
 
 # What births are decided by, by criterion or policy; births at random times measure nothing.
 MEASURES = {"demand": "demand", "incrt": "demand", "published": "energy"}
+
+
+class Reason(NamedTuple):
+    """What a decision was made on, and what that was held against; both are empty where nothing was measured."""
+
+    reading: str = ""
+    threshold: str = ""
+
+    def __str__(self) -> str:
+        return ", ".join(filter(None, self))
+
+
+def describe_change(event: GrowthEvent, tolerance: float | None = None) -> str:
+    """A decision and its reason in one line; `tolerance` is what a trial lets the loss rise by, if it is known."""
+    reason = str(describe_reason(event, tolerance))
+    return f"{event}; {reason}" if reason else str(event)
+
+
+def describe_reason(event: GrowthEvent, tolerance: float | None = None) -> Reason:
+    """The reading that a decision was made on, and its threshold, where the facts have the form they are known in."""
+    facts, layer = event.facts, event.layer
+    if event.action == "birth":
+        demand, noise, threshold = (_of_layer(facts.get(name), layer) for name in ("demand", "noise", "threshold"))
+        if demand is not None and threshold is not None:
+            name = MEASURES.get(event.policy, "demand")
+            spread = "" if noise is None or name != "demand" else f" ± {noise:.2g}"  # its standard error
+            return Reason(f"{name} {demand:.3g}{spread}", f"above {threshold:.3g}")
+    if {"loss_with", "loss_without"} <= facts.keys():
+        with_it, without = (_loss_text(facts[name]) for name in ("loss_with", "loss_without"))
+        limit = "" if tolerance is None else f"may rise by {tolerance:.2%}"
+        return Reason(f"loss {with_it} with it, {without} without", limit)
+    entropies, shortlist = facts.get("layer_entropy"), facts.get("shortlist")
+    entropy = _of_layer(entropies, layer)
+    if event.action in ("add", "deepen") and entropy is not None:
+        listed = [_of_layer(entropies, one) for one in shortlist] if isinstance(shortlist, list) else []
+        known = [value for value in listed if value is not None]
+        limit = f"at least {min(known):.3g}, the lowest on the shortlist" if known else ""
+        return Reason(f"entropy {entropy:.3g}", limit)
+    return Reason()
+
+
+def _of_layer(values: Any, layer: Any) -> float | None:
+    """The number of one layer, of a list with one for each; None where there is none."""
+    if not isinstance(values, list) or type(layer) is not int or not 0 <= layer < len(values):
+        return None
+    return values[layer] if _is_known(values[layer]) else None
+
+
+def _loss_text(loss: Any) -> str:
+    return f"{loss:.4g}" if _is_known(loss) else "not finite"
+
+
+def _is_known(value: Any) -> bool:
+    return type(value) in (int, float) and abs(value) < 1e30  # also of an integer that is no float any more
 
 
 def describe_demand(event: Event) -> str:

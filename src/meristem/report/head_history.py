@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from meristem.growth.descriptions import MEASURES
+from meristem.growth.descriptions import MEASURES, describe_change
 from meristem.growth.events import Event, GrowthEvent
 from meristem.report.curves import Curve
 from meristem.runs.entries import predicted_heads
@@ -109,7 +109,7 @@ class HeadHistory:
 
     def lines(self) -> list[str]:
         """What grew, when and why, in plain words, and what came of it."""
-        return [*(change_text(event, self.criterion) for event in self.growth), *self.summary()]
+        return [*(f"step {event.step:,}: {describe_change(event)}" for event in self.growth), *self.summary()]
 
     def summary(self) -> list[str]:
         """Trials, and the heads of every layer, in plain words."""
@@ -134,16 +134,6 @@ def _moves_blocks(event: GrowthEvent) -> bool:
     return event.action == "stack" or not event.moves.keys().isdisjoint({"born", "left"})
 
 
-def change_text(event: GrowthEvent, criterion: str) -> str:
-    """A birth, a removal or a trial in one line, with what it was decided on."""
-    text, facts = f"step {event.step:,}: {event}", event.facts
-    if event.action == "birth" and event.layer is not None and facts.get("demand"):
-        return f"{text}; {measured_text(event, event.layer, criterion)}"
-    if "loss_with" in facts:
-        return f"{text}; loss {_loss_text(facts['loss_with'])} with it, {_loss_text(facts['loss_without'])} without"
-    return text
-
-
 def measured_text(event: Event, layer: int, criterion: str) -> str:
     """What was left of a layer's demand, and where births begin."""
     name = MEASURES[criterion]
@@ -152,10 +142,6 @@ def measured_text(event: Event, layer: int, criterion: str) -> str:
         return f"no certain {name} so far"
     spread = f" ± {noise:.2g}" if criterion == "demand" and noise is not None else ""  # its standard error
     return f"{name} {demand:.2g}{spread}, births begin at {threshold:.2g}"
-
-
-def _loss_text(loss: float | None) -> str:
-    return "not finite" if loss is None else f"{loss:.4g}"
 
 
 def _number(value: float | None) -> float:

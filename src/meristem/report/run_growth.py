@@ -6,11 +6,11 @@ import math
 from dataclasses import replace
 from functools import cached_property
 
-from meristem.growth.descriptions import describe_structure
+from meristem.growth.descriptions import describe_change, describe_structure
 from meristem.growth.events import GrowthEvent
 from meristem.growth.policies import POLICIES
 from meristem.plan import Plan
-from meristem.report.head_history import HeadHistory, change_text
+from meristem.report.head_history import HeadHistory
 from meristem.report.loop_history import LoopHistory
 from meristem.runs.entries import (
     other_growth,
@@ -56,13 +56,16 @@ class RunGrowth:
         told = [decision.step for decision in decisions] + [entry["step"] for entry in (*observations, *self.metrics)]
         return LoopHistory(plan, max(told, default=0), decisions, observations, self.config.policy("sgt"))
 
+    def text_of(self, event: GrowthEvent) -> str:
+        """A decision and its reason, in the words that were shown while the run was at work."""
+        return describe_change(event, self.config.tolerance)
+
     def lines(self) -> list[str]:
         """What grew, when and why, in plain words, and what came of it."""
         others = [*self._loop_growth, *other_growth(self.numbers.events, self.numbers.all_layers)]
         changes = [event for event in self.heads.growth if not tells_of_loops(event)]  # which are told above
-        told = [(event, change_text(event, self.heads.criterion)) for event in changes]
-        told += [(event, f"step {event.step:,}: {event}") for event in others]
-        lines = [self.numbers.named(event, text) for event, text in sorted(told, key=lambda one: one[0].step)]
+        told = sorted((*changes, *others), key=lambda event: event.step)
+        lines = [self.numbers.named(event, f"step {event.step:,}: {self.text_of(event)}") for event in told]
         if self.heads.decisions:
             lines += self.heads.summary()
         return lines if self.heads.decisions and not self.loops.decisions else [*lines, describe_structure(self.newest)]

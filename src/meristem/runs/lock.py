@@ -41,6 +41,23 @@ def run_lock(folder: Path, name: Path | None = None) -> Iterator[None]:
         yield
 
 
+def is_held(folder: Path) -> bool:
+    """Whether the process that last held the run in `folder` still lives on this machine.
+
+    Nothing is locked to find out, so that nobody is kept from it. A holder on another machine is not seen.
+    """
+    if sys.platform == "win32":
+        return False
+    try:
+        pid = int((folder / LOCK_FILE).read_text(encoding="utf-8", errors="replace")[:20])
+        os.kill(pid, 0)
+    except PermissionError:  # somebody else's
+        return True
+    except (OSError, ValueError, OverflowError):
+        return False
+    return pid > 0
+
+
 def check_free(folder: Path) -> None:
     """Say who works on the run in `folder`, if somebody does."""
     if (folder / LOCK_FILE).is_file():

@@ -284,7 +284,9 @@ def _wanted(folder: RunFolder, step: int | str) -> Path:
     elif isinstance(step, str) and step.isdecimal():
         wanted = int(step)
     if not isinstance(wanted, int) or wanted not in names:
-        raise InputError("step", wanted, f"has no checkpoint; there are [{listed(list(map(str, names)), 20)}], and best")
+        raise InputError(
+            "step", wanted, f"has no checkpoint; there are [{listed(list(map(str, names)), 20)}], and best"
+        )
     return names[wanted]
 
 

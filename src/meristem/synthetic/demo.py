@@ -15,9 +15,9 @@ from meristem.choices import DemoCriterion
 from meristem.errors import InputError
 from meristem.files import write_atomically
 from meristem.growth import Incrt, Policy, Prune, Published
-from meristem.growth.descriptions import MEASURES
+from meristem.growth.descriptions import MEASURES, describe_change
 from meristem.growth.events import Event, GrowthEvent
-from meristem.report.head_history import HeadHistory, change_text
+from meristem.report.head_history import HeadHistory
 from meristem.report.heads_figure import heads_svg
 from meristem.synthetic.experiment import Found, grow
 from meristem.synthetic.known_tasks import TASKS, KnownTask
@@ -94,7 +94,7 @@ def show(demo: Demo, out: Path, say: Callable[[str], None]) -> Found:
             for event in events:
                 record(**event.to_dict())
                 if isinstance(event, GrowthEvent):
-                    view.note(change_text(event, demo.criterion))
+                    view.note(f"step {event.step:,}: {describe_change(event)}")
             view.show(standing)
 
         record(0, "start", demo="incrt", **asdict(demo))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
@@ -36,7 +36,8 @@ class Display(Protocol):
     def status(self, text: str) -> None: ...
 
 
-def _parts(values: dict[str, Any], growing: str = "") -> dict[str, str]:
+def describe_numbers(values: Mapping[str, Any], growing: str = "") -> dict[str, str]:
+    """The numbers of a step in a few letters each, in the order in which they are shown; `growing` comes last."""
     loss = values.get("loss")
     parts = {"loss": f"loss {'not finite' if loss is None else format(loss, '.4f')}"}
     if values.get("held_out") is not None:
@@ -49,6 +50,10 @@ def _parts(values: dict[str, Any], growing: str = "") -> dict[str, str]:
         parts["mfu"] = f"MFU {values['mfu']:.1%}"
     if values.get("skipped"):
         parts["skipped"] = f"{values['skipped']} skipped"
+    if values.get("epoch") is not None:
+        parts["epoch"] = f"epoch {values['epoch']:.2f}"
+    if values.get("elapsed") is not None:
+        parts["elapsed"] = f"{describe_time(values['elapsed'])} elapsed"
     if values.get("left") is not None:
         parts["left"] = f"{describe_time(values['left'])} left"
     if growing:
@@ -64,19 +69,39 @@ def _short_speed(speed: float) -> str:
 
 
 def _fitting(values: dict[str, Any], width: int, growing: str = "") -> str:
-    """The numbers in `width` characters; where they are too many, the least important go first.
+    """The numbers in lines of `width` characters: in one if they fit, or else in two, the times on the second.
 
-    What has grown stands on a line of its own if it does not fit.
+    Where a line is still too long, the least important go first. What has grown stands on a line of its own if it does
+    not fit beside them.
     """
-    if growing and len("  ".join(_parts(values, growing).values())) > width:
-        return f"{_fitting(values, width)}\n{growing[:width]}"
-    parts = _parts(values, growing)
+    parts = describe_numbers(values)
     if "speed" in parts:
         parts["speed"] = _short_speed(values["tokens_per_second"])
-    for name in ("mfu", "held_out", "skipped", "speed", "left", "accuracy"):
+    times: dict[str, str] = {name: parts.pop(name) for name in ("epoch", "elapsed", "left") if name in parts}
+    whole = "  ".join((*parts.values(), *times.values()))
+    lines = [whole]
+    if len(whole) > width:
+        lines = [_shortened(parts, width, ("mfu", "skipped", "held_out", "speed", "accuracy"))]
+        lines += [_shortened(times, width, ("epoch", "elapsed", "left"))] if times else []
+    if growing and len(f"{lines[-1]}  {growing}") <= width:
+        lines[-1] += f"  {growing}"
+    elif growing:
+        lines.append(growing[:width])
+    return "\n".join(lines)
+
+
+def _shortened(parts: dict[str, str], width: int, least: Sequence[str]) -> str:
+    """Parts in one line, without the first of the `least` important ones where it would be too long."""
+    for name in least:
         if len("  ".join(parts.values())) > width:
             parts.pop(name, None)
     return "  ".join(parts.values())
+
+
+def step_line(values: Mapping[str, Any], steps: int, growing: str = "") -> str:
+    """A step of a run in one plain line."""
+    parts = "  ".join(describe_numbers(values, growing).values())
+    return f"step {values['step']:>{len(str(steps))}}/{steps}  {parts}"
 
 
 class Lines:
@@ -102,8 +127,7 @@ class Lines:
         if self.printed is not None and now - self.printed < 1.0 and values["step"] < self.steps:
             return
         self.printed = now
-        parts = "  ".join(_parts(values, self.growing).values())
-        print(f"step {values['step']:>{len(str(self.steps))}}/{self.steps}  {parts}", flush=True)
+        print(step_line(values, self.steps, self.growing), flush=True)
 
     def note(self, text: str) -> None:
         print(text, flush=True)

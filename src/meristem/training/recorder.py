@@ -8,7 +8,7 @@ from typing import Any
 
 from meristem.config import Config, flatten
 from meristem.devices import peak_flops, peak_memory
-from meristem.growth.descriptions import describe_demand
+from meristem.growth.descriptions import describe_change, describe_demand
 from meristem.growth.events import Event, GrowthEvent
 from meristem.plan import Plan
 from meristem.records import finite
@@ -100,7 +100,7 @@ class Recorder:
         if self.peers.first:
             self.logs[self.folder.events].append(event.to_dict())
         if isinstance(event, GrowthEvent):
-            self.display.note(f"step {event.step}: {event}")
+            self.display.note(f"step {event.step}: {describe_change(event, self.config.tolerance)}")
         if status := describe_demand(event):
             self.display.status(status)
         self._warn(event.step, event.facts)
@@ -144,6 +144,7 @@ class Recorder:
             "gradient_norm": finite(reading.gradient_norm),
             "lr": learning_rate(reading.step - 1, steps, self.config.optimizer, self.config.train.branch_step),
             "tokens": reading.step * tokens,
+            "epoch": round(reading.step / self._task.steps_per_epoch, 6),
             "flops": self.flops(reading.step),
             "tokens_per_second": None if pace is None else tokens / pace,
             "mfu": self._mfu(pace),
@@ -154,7 +155,8 @@ class Recorder:
         self._write(entry)
         left = None if pace is None else (steps - reading.step) * pace
         measured = {"held_out": state.held_out, "accuracy": state.measured.get("accuracy")}
-        self.display.update({**entry, **measured, "left": left})
+        elapsed = sum(spent.columns.values())
+        self.display.update({**entry, **measured, "elapsed": elapsed, "left": left})
 
     def measured(self, step: int, values: Mapping[str, float]) -> None:
         """What was measured on held-out data."""

@@ -39,6 +39,7 @@ class Task(Protocol):
     """What the loop asks of it."""
 
     tokens_per_step: int
+    steps_per_epoch: float  # updates until as much has been seen as there is to train on
     unmeasured: str | None  # why nothing is measured on held-out data
 
     def model(self, plan: Plan) -> Transformer:
@@ -62,6 +63,7 @@ class LanguageTask:
         self.stream, held_out = data.split("train"), data.split("held_out")
         self.sampler = Sampler(len(self.stream), plan.context, config.train.batch_size, config.data.seed)
         self.tokens_per_step = config.train.batch_size * plan.context
+        self.steps_per_epoch = len(self.stream) / self.tokens_per_step
         self.windows: Tensor | None = None
         self.unmeasured: str | None = None
         if len(held_out) > plan.context:
@@ -95,6 +97,7 @@ class ClassificationTask:
         self.unmeasured = None if len(self.chosen) else "nothing is measured: no rows are held out"
         lengths = np.minimum(self.rows.lengths, plan.context)
         self.tokens_per_step = round(config.train.batch_size * float(lengths.mean()))
+        self.steps_per_epoch = len(self.rows) / config.train.batch_size
         self.weights = class_weights(self.rows, config.data.class_weights, len(data.index.classes))
 
     def model(self, plan: Plan) -> Classifier:

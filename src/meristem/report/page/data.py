@@ -28,6 +28,7 @@ from meristem.report.page.curves import (
 from meristem.report.page.evaluation import read_evaluation
 from meristem.report.page.events import growth_rows, run_rows
 from meristem.report.page.gauges import gauges, head_readings
+from meristem.report.page.progress import progress
 from meristem.report.page.repeat import repeat_command
 from meristem.report.page.settings import setting_differences, settings_table
 from meristem.report.page.several import data_warning, run_table
@@ -46,16 +47,23 @@ def page_data(runs: Sequence[str | Path]) -> dict[str, Any]:
     """What a page shows of one run or several, as plain values for JSON."""
     if not runs:
         raise InputError("runs", [], "must be one run or more")
-    points = max(300, RAW_POINTS // len(runs))
-    told = [run_data(Path(run), points) for run in runs]
-    names = _names([Path(run) for run in runs])
-    for run, name in zip(told, names, strict=True):
-        run["name"] = name
+    return page_of([run_data(Path(run), points_of(len(runs))) for run in runs])
+
+
+def points_of(runs: int) -> int:
+    """How many points a curve may have on a page of so many runs."""
+    return max(300, RAW_POINTS // max(1, runs))
+
+
+def page_of(told: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """What a page shows of runs of which each is told by `run_data`; there may be none yet."""
+    names = _names([Path(run["path"]) for run in told])
+    titles = {0: "No run yet", 1: told[0]["title"] if told else ""}
     return {
         "format": FORMAT,
         "version": __version__,
-        "title": told[0]["title"] if len(told) == 1 else f"{counted(len(told), 'run')} side by side",
-        "runs": told,
+        "title": titles.get(len(told), f"{counted(len(told), 'run')} side by side"),
+        "runs": [{**run, "name": name} for run, name in zip(told, names, strict=True)],
         "differences": setting_differences([run["settings"] for run in told]) if len(told) > 1 else [],
         "table": run_table(told) if len(told) > 1 else [],
         "warning": data_warning(told),
@@ -74,6 +82,7 @@ def run_data(run: Path, points: int = RAW_POINTS) -> dict[str, Any]:
     last_step = max((entry["step"] for entry in (*metrics, *rows, *lifetime)), default=0)
     uniform = uniform_plan(config, history[-1].plan)
     evaluation = read_evaluation(folder, history)
+    now = progress(metrics, config.train.steps)
     costs = [_cost(snapshot.step, snapshot.plan) for snapshot in history]
     return {
         "name": run.name,
@@ -84,7 +93,8 @@ def run_data(run: Path, points: int = RAW_POINTS) -> dict[str, Any]:
         "steps": config.train.steps,
         "classifier": growth.start.classes is not None,
         "heads": describe_structure(history[-1].plan),
-        "summary": _summary(growth, history[-1].plan, metrics),
+        "summary": _summary(history[-1].plan, metrics, now),
+        "now": now,
         "axes": axes(metrics),
         "loss": loss_curves(metrics, points),
         "curves": _other_curves(metrics, points),
@@ -106,7 +116,8 @@ def run_data(run: Path, points: int = RAW_POINTS) -> dict[str, Any]:
 def _names(paths: Sequence[Path]) -> list[str]:
     """Names of runs that tell them apart: of their folders, with those above where two are called the same."""
     parts = [path.resolve().parts for path in paths]
-    for depth in range(1, max(map(len, parts)) + 1):
+    names: list[str] = []
+    for depth in range(1, max(map(len, parts), default=0) + 1):
         names = ["/".join(part[-depth:]) for part in parts]
         if len({*names}) == len(names):
             return names
@@ -151,7 +162,7 @@ def _status(folder: RunFolder, lifetime: Sequence[Entry], last_step: int) -> dic
     return {"word": word, "text": ", ".join([text, *more]) + "."}
 
 
-def _summary(growth: RunGrowth, plan: Plan, metrics: Sequence[Entry]) -> list[dict[str, str]]:
+def _summary(plan: Plan, metrics: Sequence[Entry], now: Entry) -> list[dict[str, str]]:
     """The numbers that one looks for first."""
     facts: list[tuple[str, str]] = []
     loss = finite_points(smoothed(read_curve(metrics, "loss")))
@@ -174,6 +185,10 @@ def _summary(growth: RunGrowth, plan: Plan, metrics: Sequence[Entry]) -> list[di
         values = last[name]
         if values and (total := values[-1]) is not None:
             facts.append((label, describe_time(total) if name == "seconds" else large_count(total)))
+    if now["epoch"] is not None:
+        facts.append(("epochs", f"{now['epoch']:.3g}"))
+    if now["elapsed"] is not None:
+        facts.append(("time in all", describe_time(now["elapsed"])))
     return [{"label": label, "value": value} for label, value in facts]
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from meristem.growth.descriptions import MEASURES
+from meristem.growth.descriptions import Reason, describe_reason
 from meristem.growth.events import GrowthEvent
-from meristem.report.head_history import change_text
 from meristem.report.run_growth import RunGrowth
 from meristem.wording import counted
 
@@ -39,8 +38,8 @@ def growth_rows(growth: RunGrowth) -> list[dict[str, Any]]:
         if event.layer is not None and not 0 <= event.layer < numbers.all_layers:
             continue
         known = sound.get((event.step, event.policy, event.action, event.layer))
-        text = str(event) if known is None else change_text(known, growth.heads.criterion).partition(": ")[2]
-        reading, threshold = _measured(event if known is None else known, growth, sound=known is not None)
+        told = event if known is None else known
+        reason = _reason(told, growth.config.tolerance)
         rows.append(
             {
                 "step": event.step,
@@ -49,11 +48,11 @@ def growth_rows(growth: RunGrowth) -> list[dict[str, Any]]:
                 "what": ACTIONS.get(event.action, event.action),
                 "layer": event.layer,
                 "layer_name": _layer_name(growth, event.layer),
-                "head": _head(event if known is None else known),
-                "reading": reading,
-                "threshold": threshold,
+                "head": _head(told),
+                "reading": reason.reading,
+                "threshold": reason.threshold,
                 "rule": event.rule,
-                "text": numbers.named(event, text),
+                "text": numbers.named(event, growth.text_of(told)),
                 "event": place,
             }
         )
@@ -80,33 +79,12 @@ def _head(event: GrowthEvent) -> str:
     return ", ".join(map(str, heads)) if event.action in ("add", "deepen", "fade") else ""
 
 
-def _measured(event: GrowthEvent, growth: RunGrowth, *, sound: bool) -> tuple[str, str]:
-    """What a decision was made on, and what it was held against; empty where nothing was measured.
-
-    What is about heads is `sound` if its facts have the form they are read in.
-    """
-    facts, layer = event.facts, event.layer
-    if sound and layer is not None and _have_layer(facts, ("demand", "noise", "threshold"), layer):
-        name = MEASURES.get(event.policy, "demand")
-        demand, noise, threshold = (facts[key][layer] for key in ("demand", "noise", "threshold"))
-        if event.action == "birth" and demand is not None and threshold is not None:
-            spread = "" if noise is None else f" ± {noise:.2g}"
-            return f"{name} {demand:.3g}{spread}", f"above {threshold:.3g}"
-    if all(_is_number(facts.get(name)) for name in ("loss_with", "loss_without")):
-        reading = f"loss {facts['loss_with']:.4g} with it, {facts['loss_without']:.4g} without"
-        tolerance = growth.config["growth.prune.tolerance"] if growth.config.growth.has("prune") else None
-        return reading, "" if tolerance is None else f"may rise by {tolerance:.2%}"
-    shortlist = facts.get("shortlist")
-    if layer is not None and event.action in ("add", "deepen") and _have_layer(facts, ("layer_entropy",), layer):
-        entropies, listed = facts["layer_entropy"], shortlist if isinstance(shortlist, list) else []
-        known = [entropies[one] for one in listed if _have_layer(facts, ("layer_entropy",), one)]
-        known = [value for value in known if _is_number(value)]
-        if _is_number(entropies[layer]):
-            limit = f"at least {min(known):.3g}, the lowest on the shortlist" if known else ""
-            return f"entropy {entropies[layer]:.3g}", limit
+def _reason(event: GrowthEvent, tolerance: float | None) -> Reason:
+    """What a decision was made on; copies of blocks come at a time that was set."""
+    facts = event.facts
     if event.action == "stack" and type(facts.get("before")) is int and type(facts.get("layers")) is int:
-        return f"{counted(event.step, 'update')} done", f"{counted(event.step, 'update')} (growth.stack.at)"
-    return "", ""
+        return Reason(f"{counted(event.step, 'update')} done", f"{counted(event.step, 'update')} (growth.stack.at)")
+    return describe_reason(event, tolerance)
 
 
 def run_rows(entries: Iterable[Entry], steps: int) -> list[dict[str, Any]]:
@@ -147,14 +125,3 @@ def _run_text(kind: str, entry: Entry) -> str:
     if kind == "not_saved":
         return f"not saved: {entry.get('tensor')} was not finite"
     return "the run ended"
-
-
-def _have_layer(facts: Entry, names: Sequence[str], layer: Any) -> bool:
-    if type(layer) is not int or layer < 0:
-        return False
-    lists = [facts.get(name) for name in names]
-    return all(isinstance(values, list) and layer < len(values) for values in lists)
-
-
-def _is_number(value: Any) -> bool:
-    return type(value) in (int, float) and abs(value) < 1e30

@@ -74,9 +74,9 @@ function lineChart(spec) {
     cursorLine = null,
     pointer = null;
   svg.setAttribute("aria-label", `${spec.title}: a chart; arrow keys read its values`);
-  figure.append(
-    ...[heading, spec.note ? element("figcaption", {}, spec.note) : null, legend, svg, tip, spoken].filter(Boolean),
-  );
+  svg.setAttribute("height", spec.height || 240); // its place is kept until it is drawn
+  const caption = spec.note ? element("figcaption", {}, spec.note) : null;
+  figure.append(...[heading, caption, legend, svg, tip, spoken].filter(Boolean));
 
   const place = (x) => (spec.x ? spec.x(x) : x);
   const yText = spec.yText || ((y) => compact(y));
@@ -416,6 +416,7 @@ function lineChart(spec) {
     change(more) {
       Object.assign(spec, more);
       places = null;
+      if (caption && more.note) caption.textContent = more.note;
       drawLegend();
       if (figure.clientWidth) draw();
     },

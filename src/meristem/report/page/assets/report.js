@@ -8,7 +8,7 @@ function compareSection(runs) {
     if (!lines.some((line) => line.x.length)) return null;
     // Every run has its own axis, so that places are made before they are drawn.
     const placed = () => lines.map((line) => ({ ...line, x: line.x.map((step) => fromStep(line.run, step)) }));
-    const chart = lineChart({
+    const chart = chartOf({
       title,
       height: 300,
       legend: true,
@@ -87,78 +87,80 @@ function runSections(run) {
   return { parts, begin: structure.begin };
 }
 
-function build() {
-  const runs = page.runs,
-    several = runs.length > 1,
-    body = element("div"),
-    head = element("header", { class: "page" });
-  const main = element("main", {});
+function chooseRun(runs, index, show) {
+  const options = runs.map((run, place) =>
+    element("option", { value: String(place), selected: place === index }, run.name),
+  );
+  const choose = (event) => {
+    moment = null;
+    show(Number(event.target.value));
+    document.getElementById("which").focus();
+  };
+  return element(
+    "section",
+    { class: "no-print" },
+    element(
+      "div",
+      { class: "controls" },
+      element("label", { for: "which" }, "One run in detail:"),
+      element("select", { id: "which", onchange: choose }, options),
+    ),
+    element("p", {}, `${runs[index].title}. ${runs[index].status.text}`),
+  );
+}
+
+// Draws the page, and what it returns draws it anew with other data. `live` is what a page that follows a run adds.
+function build(live = null) {
+  const head = element("header", { class: "page" }),
+    nav = element("nav", { class: "sections", "aria-label": "sections" }),
+    main = element("main"),
+    theme = themeSwitch();
   function show(index) {
+    const { runs } = page,
+      run = runs[index];
     shown = index;
     charts = [];
-    body.replaceChildren();
-    if (several)
-      body.append(
-        compareSection(runs),
-        element(
-          "section",
-          { class: "no-print" },
-          element(
-            "div",
-            { class: "controls" },
-            element("label", { for: "which" }, "One run in detail:"),
-            element(
-              "select",
-              {
-                id: "which",
-                onchange: (event) => {
-                  show(Number(event.target.value));
-                  document.getElementById("which").focus();
-                },
-              },
-              runs.map((run, place) =>
-                element("option", { value: String(place), selected: place === index }, run.name),
-              ),
-            ),
-          ),
-          element("p", {}, `${runs[index].title}. ${runs[index].status.text}`),
-        ),
-      );
-    const run = runs[index],
-      made = runSections(run);
-    for (const text of run.warnings) body.append(element("p", { class: "note warn" }, text));
-    body.append(...made.parts);
+    known = new Map();
+    main.replaceChildren();
+    if (!run) return;
+    if (runs.length > 1) main.append(compareSection(runs), chooseRun(runs, index, show));
+    const made = runSections(run);
+    for (const text of run.warnings) main.append(element("p", { class: "note warn" }, text));
+    main.append(...made.parts);
+    former = new Map();
     made.begin();
+  }
+  function top() {
+    const { runs } = page,
+      one = runs.length === 1 ? runs[0] : null;
+    const paths = one && !live ? `${one.path}. ${one.status.text}` : runs.map((run) => run.path).join(" · ");
     nav.replaceChildren(
-      ...[...body.querySelectorAll("section[id]")].map((one) =>
-        element("a", { href: `#${one.id}` }, one.querySelector("h2").textContent),
+      ...[...main.querySelectorAll("section[id]")].map((part) =>
+        element("a", { href: `#${part.id}` }, part.querySelector("h2").textContent),
       ),
     );
+    const parts = [theme, element("h1", {}, page.title), element("p", { class: "muted path" }, paths), live];
+    head.replaceChildren(...[...parts, one ? facts(one.summary) : null, nav].filter(Boolean));
   }
-  const nav = element("nav", { class: "sections", "aria-label": "sections" });
-  head.append(
-    themeSwitch(),
-    element("h1", {}, page.title),
-    element(
-      "p",
-      { class: "muted path" },
-      several ? runs.map((run) => run.path).join(" · ") : `${runs[0].path}. ${runs[0].status.text}`,
-    ),
-  );
-  if (!several) head.append(facts(runs[0].summary));
-  head.append(nav);
-  main.append(body);
   document.body.append(
     head,
     main,
     element(
       "footer",
       {},
-      `Made by meristem ${page.version} from the files of the run${several ? "s" : ""} alone. `,
+      `Made by meristem ${page.version} from the files of the run${page.runs.length > 1 ? "s" : ""} alone. `,
       "Nothing is loaded from elsewhere.",
     ),
   );
   show(0);
+  top();
+  return (data) => {
+    page = data;
+    former = known;
+    show(Math.min(shown, Math.max(0, page.runs.length - 1)));
+    top();
+    drawAnew(charts);
+  };
 }
 
-build();
+if (!page.watch) build();

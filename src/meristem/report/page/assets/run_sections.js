@@ -3,7 +3,7 @@
 
 function structureSection(run) {
   const { structure } = run,
-    picture = structurePicture(run, "entropy");
+    picture = structurePicture(run, colouring);
   const grows = structure.snapshots.length > 1,
     said = element("p", { class: "said", "aria-live": "polite" });
   const slider = element("input", {
@@ -37,6 +37,7 @@ function structureSection(run) {
   }
   function show(step) {
     current = step;
+    moment = step < run.last_step ? step : null;
     const now = picture.snapshotAt(step),
       row = now.row === null ? null : run.events[now.row];
     picture.setStep(step);
@@ -126,7 +127,7 @@ function structureSection(run) {
       "A row for every layer, a box for every head, as wide as its dimension. ",
       grows
         ? "Move the slider to see what the model was at any step of the training."
-        : "The structure has not changed during the run.",
+        : `The structure has not changed ${run.status.word === "finished" ? "during the run" : "so far"}.`,
     ),
     element(
       "div",
@@ -142,7 +143,11 @@ function structureSection(run) {
     picture.element,
     details,
   );
-  return { element: made, go, begin: () => show(run.last_step) };
+  const begin = () => {
+    ticks();
+    go(moment === null ? run.last_step : Math.min(moment, run.last_step));
+  };
+  return { element: made, go, begin };
 }
 
 function lossSection(run) {
@@ -249,7 +254,8 @@ function layerColour(layer, count) {
 }
 
 function gaugeSection(run) {
-  const grew = changes(run).length > 0;
+  const grew = changes(run).length > 0,
+    nothing = run.status.word === "finished" ? "Why nothing grew" : "Why nothing has grown";
   const stories =
     run.stories.length === 1 && !run.stories[0].policy
       ? element("p", {}, run.stories[0].text)
@@ -260,7 +266,7 @@ function gaugeSection(run) {
         );
   return section(
     "why",
-    grew ? "Why it grew, and why no more" : "Why nothing grew",
+    grew ? "Why it grew, and why no more" : nothing,
     stories,
     element(
       "div",
@@ -336,6 +342,7 @@ function gaugeChart(run, gauge) {
     element("option", { value: "all" }, "all layers"),
     gauge.layers.map((one, index) => element("option", { value: String(index) }, name(one))),
   );
+  chart.element.querySelector(".controls")?.remove(); // of before
   if (gauge.layers.length > 1)
     chart.element.insertBefore(
       element("div", { class: "controls no-print" }, pick),

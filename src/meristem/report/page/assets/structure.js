@@ -437,6 +437,7 @@ function structurePicture(run, chosen) {
     colour: () => colour,
     setColour(name) {
       colour = name;
+      colouring = name;
       draw();
     },
     setStep(at) {

@@ -44,6 +44,7 @@ function dataTable(
         onclick: () => {
           rows.slice(most).forEach((row, index) => body.append(made(row, most + index)));
           all.remove();
+          box.dataset.all = "";
         },
       },
       `Show all ${rows.length.toLocaleString("en-US")} rows`,

@@ -10,10 +10,16 @@ const MARK = {
   stack: "--block",
 };
 const AXES = { steps: "steps", tokens: "tokens", flops: "training FLOPs", seconds: "seconds of training steps" };
-const page = JSON.parse(document.getElementById("data").textContent);
+let page = JSON.parse(document.getElementById("data").textContent);
+// What the reader has chosen: the axis, a colour, a run of several, and a time (null: the end, whenever that is).
 let axis = "steps",
+  colouring = "entropy",
   shown = 0,
-  charts = [];
+  moment = null;
+// Charts that are drawn, and by their titles those that were there before the page was drawn anew.
+let charts = [],
+  known = new Map(),
+  former = new Map();
 
 const markColour = (row) => `var(${MARK[row.action] || "--other"})`;
 const number = (value) => (value === null || value === undefined ? "" : value.toLocaleString("en-US"));
@@ -51,9 +57,17 @@ function axisSwitch(runs, name) {
   );
 }
 
+// A chart that was there before is changed instead of made again: it keeps which of its lines are hidden.
+function chartOf(spec) {
+  const chart = former.get(spec.title);
+  if (chart) chart.change(spec);
+  known.set(spec.title, chart || lineChart(spec));
+  return known.get(spec.title);
+}
+
 // A chart of one run over time: its axis, its events, and the time that the slider shows.
 function timeChart(run, spec) {
-  const chart = lineChart({
+  const chart = chartOf({
     x: (step) => fromStep(run, step),
     xBack: (x) => toStep(run, x),
     xText: axisText,

@@ -1,0 +1,1 @@
+"""Looking at runs while they go on: on a page that follows them, or in a terminal."""
