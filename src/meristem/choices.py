@@ -20,7 +20,7 @@ OptimizerKind = Literal["adamw", "muon"]
 RateCurve = Literal["cosine", "wsd"]  # after the warm-up: a half cosine, or stable and then a straight decay
 Parallel = Literal["ddp", "fsdp"]  # several processes: each has the whole model, or its part of it
 OnDivergence = Literal["stop", "rewind"]
-BestBy = Literal["held_out_loss", "accuracy", "macro_f1"]  # the number by which a checkpoint is the best one
+BestBy = Literal["held_out_loss", "accuracy", "macro_f1"]  # the number that says which is better
 TrackerName = Literal["tensorboard", "trackio", "wandb"]
 
 BenchPolicy = Literal["sgt", "incrt", "stack"]

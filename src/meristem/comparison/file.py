@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from meristem.choices import BestBy
 from meristem.comparison.search import Range, Search, read_search
 from meristem.config import build_config, flatten, load_config, parse_overrides
 from meristem.config.growth import nearest
@@ -18,13 +19,13 @@ from meristem.files import read_toml
 from meristem.settings import flat, of_type
 
 Kind = Literal["tokens", "flops", "seconds", "parameters"]
-Measure = Literal["held_out_loss", "accuracy", "macro_f1"]
 
 KEYS = (
     "config", "arms", "seeds", "budget", "rates", "rate_seeds", "primary", "contrasts", "margin", "target_loss",
     "measure", "sweep", "search", "preset",
 )  # fmt: skip
 MEASURING_SEED = 10**9  # of runs that only measure speed and FLOPs; those of a file are below it
+SPENDS_ALL = "cannot be given: a run that ends early does not spend its budget"
 # What a value may say of a run of another arm with the same seed, as "@ARM" or "@ARM.WORD".
 REFERENCES = ("run", "plan", "births", "birth_times", "birth_layers", "other_layers")
 REFERENCE = re.compile(r"@(?P<arm>[^.@]+)(?:\.(?P<what>\w+))?")
@@ -77,7 +78,7 @@ class Comparison:
     search: Search | None = None
     margin: float | None = None
     target_loss: float | None = None
-    measure: Measure = "held_out_loss"
+    measure: BestBy = "held_out_loss"
 
     def budget_of(self, arm: str) -> Budget:
         """What an arm may spend; the one that others are matched to has the updates of its configuration."""
@@ -154,7 +155,7 @@ def read_comparison(
         rates=_rates(data.get("rates", [])), rate_seeds=_seeds("rate_seeds", data.get("rate_seeds", []), 0),
         search=read_search(data["search"], names) if data.get("search") else None,
         margin=_positive("margin", data.get("margin")), target_loss=_positive("target_loss", data.get("target_loss")),
-        measure=of_type("measure", data.get("measure", "held_out_loss"), Measure),
+        measure=of_type("measure", data.get("measure", "held_out_loss"), BestBy),
     )  # fmt: skip
     _check(found)
     return found
@@ -330,6 +331,8 @@ def _check(comparison: Comparison) -> None:
         raise InputError(field, list(comparison.tuning_seeds), expected)
     if (trunk := comparison.values.get("train.branch_from")) is not None:
         raise InputError("train.branch_from", trunk, "cannot be given: the runs of a comparison begin by themselves")
+    if patience := comparison.values.get("eval.patience"):
+        raise InputError("eval.patience", patience, SPENDS_ALL)
     folders: dict[str, str] = {}
     for name in comparison.arms:
         other = folders.setdefault(folder_name(name), name)
@@ -341,6 +344,8 @@ def _check(comparison: Comparison) -> None:
             if key in ("train.seed", "data.seed") or (key == "optimizer.lr" and comparison.rates):
                 instead = "rates" if key == "optimizer.lr" else "seeds"
                 raise InputError(f"arms.{arm.name}.{key}", value, f"is what {instead} says, for all arms alike")
+            if key == "eval.patience":
+                raise InputError(f"arms.{arm.name}.{key}", value, SPENDS_ALL)
             if key == "train.steps":
                 raise InputError(
                     f"arms.{arm.name}.{key}", value, "is what the budget says; give the arm one of its own"

@@ -152,7 +152,9 @@ def _status(folder: RunFolder, lifetime: Sequence[Entry], last_step: int) -> dic
     if not kinds:
         return {"word": "not begun", "text": "The run has not begun: there is nothing in its logs."}
     if kinds[-1] == "finished":
-        word, text = "finished", f"Finished: {counted(steps, 'step')}"
+        patience = folder.config.eval.patience
+        early = f"Finished early, at {so_far}: {counted(patience, 'evaluation')} in a row were not better"
+        word, text = "finished", f"Finished: {counted(steps, 'step')}" if last_step >= steps else early
     elif kinds[-1] == "stopped":
         word, text = "stopped", f"Stopped at {so_far}; `meristem resume` goes on from there"
     else:
