@@ -12,7 +12,7 @@ LAYERS = (
     "schedules", "plan", "moves",
     "model", "decoding", "gauges", "growth", "data", "config", "runs", "training",
     "comparison", "evaluation", "report", "watch",
-    "integrations", "synthetic", "bench",
+    "integrations", "synthetic", "bench", "doctor",
     "cli", "__main__",
 )  # fmt: skip
 
