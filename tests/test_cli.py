@@ -645,9 +645,7 @@ def test_notes_of_the_library_are_plain_lines(place: Path, tmp_path: Path, call:
     [("meristem tr", "train"), ("meristem bench re", "recipe"), ("meristem eval x --ave", "--average")],
 )
 def test_shells_complete_verbs_and_options(words: str, expected: str) -> None:
-    count = len(words.split()) - 1
-    asked = {"_MERISTEM_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(count)}
-    said = subprocess.run(
-        [sys.executable, "-m", "meristem"], env={**os.environ, **asked}, capture_output=True, text=True
-    )
+    asked = {"_MERISTEM_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+    command = [sys.executable, "-m", "meristem"]
+    said = subprocess.run(command, env={**os.environ, **asked}, capture_output=True, text=True)
     assert said.stdout.split() == [expected], said.stderr
