@@ -148,5 +148,5 @@ def test_data_of_another_tokenizer_is_refused(models: dict[str, Path], tmp_path:
     words.pre_tokenizer = pre_tokenizers.Whitespace()
     words.save(str(tmp_path / "tokenizer.json"))
     prepare([write_texts(tmp_path / "texts")], tmp_path / "data", tokenizer=load_tokenizer(tmp_path), held_out=0.2)
-    with pytest.raises(InputError, match=r"another tokenizer.*prepare it with --tokenizer"):
+    with pytest.raises(InputError, match="another tokenizer"):
         train(tiny_config(tmp_path / "data", model__start_from=str(models[GAINED])), tmp_path / "run")

@@ -43,10 +43,6 @@ class ModelConfig:
     plan: str | None = None  # a plan file, instead of all of the above
     start_from: str | None = None  # a run, whose newest plan and weights the model begins with
 
-    def __post_init__(self) -> None:
-        if self.plan is not None and self.start_from is not None:
-            raise InputError("model.start_from", self.start_from, "has a plan, so model.plan cannot be given besides")
-
     def build(self, vocabulary: int, classes: int | None = None, longest: int | None = None) -> Plan:
         """The plan for a vocabulary, and, of a classifier, for so many classes of rows up to a length."""
         if self.plan is not None:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from meristem.errors import InputError
+from meristem.errors import InputError, Remedy
 from meristem.limits import (
     MOST_CONTEXT,
     MOST_FEED_FORWARD,
@@ -127,8 +127,8 @@ def _check_window(config: Config, family: Family, context: int) -> None:
     window, kinds = config.get("sliding_window"), config.get("layer_types") or ()
     windowed = family.windows or config.get("use_sliding_window") or "sliding_attention" in kinds
     if windowed and window is not None and window < context:
-        expected = f"is shorter than the context, {context}; a context of at most {window} can be had (--context)"
-        raise InputError("sliding_window", window, expected)
+        expected = f"is shorter than the context, {context}; a context as short as the window can be had"
+        raise InputError("sliding_window", window, expected, Remedy((f"context={window}",)))
     if others := set(kinds) - {"full_attention", "sliding_attention"}:
         raise InputError("layer_types", sorted(others), "must be full_attention: a plan describes no other kind")
 

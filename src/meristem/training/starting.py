@@ -13,7 +13,7 @@ from torch import Tensor
 
 from meristem.config import Config
 from meristem.data import LabelledData, Recipe, TokenData, load_tokenizer
-from meristem.errors import InputError, RunError
+from meristem.errors import InputError, Remedy, RunError
 from meristem.growth.edits import GATES
 from meristem.model import build_model
 from meristem.plan import Plan
@@ -37,6 +37,8 @@ class Start:
         """What a run starts from, None if it begins with weights of its own; that there is no such run is said."""
         if config.model.start_from is None:
             return None
+        if config.model.plan is not None:
+            raise InputError(FIELD, config.model.start_from, "has a plan, so model.plan cannot be given besides")
         try:
             folder = RunFolder.open(Path(config.model.start_from))
         except RunError as error:
@@ -52,16 +54,11 @@ class Start:
         if isinstance(data, TokenData) != (plan.classes is None):
             raise InputError("data.path", str(data.folder), f"is {kinds[0]}, and {path} is the run of {kinds[1]}")
         if isinstance(data, TokenData):
-            alike = data.index.tokenizer.digest == load_tokenizer(path).digest
-            what, mend = "another tokenizer", f"; prepare it with --tokenizer {path}"
-        else:
-            alike, what, mend = (
-                data.recipe.digest == Recipe.load(path).digest,
-                "other classes or another vocabulary",
-                "",
-            )
-        if not alike:
-            raise InputError("data.path", str(data.folder), f"was made with {what} than that of {path}{mend}")
+            if data.index.tokenizer.digest != load_tokenizer(path).digest:
+                mend = Remedy((f"tokenizer={path}",), "data prepare")
+                raise InputError("data.path", str(data.folder), f"was made with another tokenizer than {path}", mend)
+        elif data.recipe.digest != Recipe.load(path).digest:
+            raise InputError("data.path", str(data.folder), f"was made with other classes or words than {path}")
         return plan
 
     def tensors(self, plan: Plan) -> dict[str, Tensor]:

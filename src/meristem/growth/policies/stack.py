@@ -40,9 +40,9 @@ class Stack(Policy):
 
     total_steps: int
     start_layers: int = 0  # half of those at the end if 0
-    layers: int = 0  # at the end, if the plan has those that it begins with; the plan's own if 0
     at: tuple[float, ...] = (0.3,)
     order: Literal["stack", "interleave"] = "stack"
+    layers: int = 0  # at the end, if the plan has those that it begins with; the plan's own if 0
 
     def __post_init__(self) -> None:
         check_types(self)
