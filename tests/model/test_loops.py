@@ -937,10 +937,14 @@ def test_edits_change_one_layer() -> None:
 
 @needs_gpu
 @pytest.mark.gpu
-@pytest.mark.parametrize("qk_norm", [False, True])
-def test_loops_on_the_gpu(qk_norm: bool) -> None:
+@pytest.mark.parametrize(
+    "variant",
+    [{}, {"qk_norm": True}, {"qkv_bias": True, "tied": False}, {"qk_norm": True, "qk_gain": True, "qkv_bias": True}],
+    ids=["plain", "normed", "biased", "gained"],
+)
+def test_loops_on_the_gpu(variant: dict[str, Any]) -> None:
     """Float32 without tensor cores' rounding, by logits and by the gradients of all weights."""
-    plan = RepeatBlock(3).apply(looped(small_plan(kv_group=2, qk_norm=qk_norm), LOOPS, GATES))
+    plan = RepeatBlock(3).apply(looped(replace(small_plan(kv_group=2), **variant), LOOPS, GATES))
     model, tokens = lively(plan), random_tokens(plan)
     expected = everything(model, tokens)
     found = everything(model.cuda(), tokens.cuda())

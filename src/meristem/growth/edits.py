@@ -264,8 +264,9 @@ class AddBlock:
             tensors = _with_projections(tensors, self.copy_of, plan, repack)
         own = {name: tensor.clone() for name, tensor in _block(tensors, self.copy_of).items()}
         if source.head_dim != copy.head_dim:  # a gain belongs to a coordinate of heads that are not there any more
-            fresh = torch.ones if kind in WEIGHTS else torch.zeros
-            own |= {name: fresh(copy.head_dim).to(own[name]) for name in GAINS if name in own}
+            for name in (name for name in GAINS if name in own):
+                usual = own[name].mean() if kind in SECOND_MOMENTS else float(kind in WEIGHTS)
+                own[name] = torch.ones_like(own[name][:1]).repeat(copy.head_dim) * usual
         return own
 
     def _newborn(self, plan: Plan) -> dict[str, Tensor]:
