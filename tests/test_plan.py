@@ -971,3 +971,37 @@ def test_what_does_not_fit_is_named() -> None:
         assert message(caught).startswith(field)
         assert reason in message(caught)
         assert len(message(caught)) < 400
+
+
+@pytest.mark.parametrize(
+    ("variant", "field", "words"),
+    [
+        ({"tied": 1}, "tied", "true or false"),
+        ({"qkv_bias": "yes"}, "qkv_bias", "true or false"),
+        ({"qk_gain": True}, "qk_gain", "set qk_norm too"),
+        ({"norm_eps": 0.0}, "norm_eps", "above 0"),
+        ({"norm_eps": 1}, "norm_eps", "above 0"),
+        ({"rotary": 10_000}, "rotary", "must be an object"),
+        ({"rotary": {"theta": 1e4}}, "rotary.theta", "unknown field"),
+        ({"rotary": {"base": 1}}, "rotary.base", "above 1"),
+        ({"rotary": {"base": "high"}}, "rotary.base", "above 1"),
+        ({"rotary": {"factor": 0.5}}, "rotary.factor", "1 or above"),
+        ({"rotary": {"factor": 2.0, "band": [1.0, 4.0]}}, "rotary.band", "rotary.context"),
+        ({"rotary": {"factor": 2.0, "band": [4.0, 1.0], "context": 64}}, "rotary.band", "the lower first"),
+        ({"rotary": {"factor": 2.0, "band": 3, "context": 64}}, "rotary.band", "two numbers"),
+        ({"rotary": {"factor": 2.0, "band": [1.0, 4.0], "context": 0}}, "rotary.context", "at least 1"),
+        ({"tied": False, "classes": 3, "pooling": "mean"}, "tied", "language models"),
+    ],
+)
+def test_variants_that_cannot_be_are_refused_by_name(variant: dict[str, Any], field: str, words: str) -> None:
+    plan = Plan(8, 16, 32, 24, (LayerPlan(2, 4, 1),)).to_dict()
+    with pytest.raises(InputError, match=words) as caught:
+        Plan.from_dict(plan | variant)
+    assert caught.value.field == field
+
+
+def test_equal_rotations_are_equal_plans() -> None:
+    plan = Plan(8, 16, 32, 24, (LayerPlan(2, 4, 1),))
+    whole, real = (replace(plan, rotary=Rotary(base, 8, (1, 4), 64)) for base in (500_000, 500_000.0))
+    assert whole == real
+    assert whole.digest == real.digest

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from meristem import InputError, RunError, generate, import_model, load_run
+from meristem.cli import main
 from meristem.decoding import Sampling
 from meristem.model import Decoder
 from meristem.plan import Plan, Rotary
@@ -202,3 +203,29 @@ def test_pickled_weights_are_never_loaded(llama: Path, tmp_path: Path) -> None:
     (folder / "config.json").unlink()
     with pytest.raises(RunError, match=r"config\.json"):
         import_model(folder, tmp_path / "run")
+
+
+def test_the_command_line(
+    llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def command(*words: str | Path) -> tuple[int, str, str]:
+        monkeypatch.setattr("sys.argv", ["meristem", *map(str, words)])
+        with pytest.raises(SystemExit) as leaving:
+            main()
+        return int(leaving.value.code or 0), *capsys.readouterr()
+
+    code, out, _ = command("import", llama, "--out", tmp_path / "run", "--context", "24", "--own-keys")
+    assert code == 0
+    assert "context 24" in out
+    assert out.splitlines()[-1] == f"imported: {tmp_path / 'run'}"
+    code, out, _ = command("generate", tmp_path / "run", "--prompt", "abc", "--tokens", "4", "--device", "cpu")
+    assert code == 0
+    assert out.startswith("abc")
+    code, out, _ = command("plan", "--plan", tmp_path / "run", "--against", "uniform")
+    assert code == 0
+    assert "neutral: parameters, FLOPs and KV cache are exactly equal" in out
+    windowed = changed(llama, tmp_path / "windowed", {"model_type": "mistral", "sliding_window": 16})
+    code, _, error = command("import", windowed, "--out", tmp_path / "other")
+    assert code == 2
+    assert "sliding_window = 16" in error
+    assert "(--context 16)" in error

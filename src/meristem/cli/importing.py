@@ -27,10 +27,11 @@ def import_command(
     tokenizer: Annotated[
         str | None, typer.Option(help="bytes, or a tokenizer.json, instead of the one in the folder.")
     ] = None,
+    end_of_text: Annotated[str | None, typer.Option(help="End-of-text token, if not one of the usual.")] = None,
 ) -> None:
     """Make a run of a pretrained model: Llama, Mistral, SmolLM, Qwen2, Qwen3 or OLMo. Its logits are the same."""
     from meristem.pretrained import import_model
 
-    run = import_model(folder, out, context=context, own_keys=own_keys, tokenizer=tokenizer)
+    run = import_model(folder, out, context=context, own_keys=own_keys, tokenizer=tokenizer, end_of_text=end_of_text)
     print(run.plan)
     print(f"imported: {run.path}")

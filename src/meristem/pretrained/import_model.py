@@ -19,19 +19,20 @@ from meristem.runs.tensor_file import NotFinite
 
 def import_model(
     folder: str | Path, out: str | Path, *, context: int | None = None, own_keys: bool = False,
-    tokenizer: str | Path | None = None,
+    tokenizer: str | Path | None = None, end_of_text: str | None = None,
 ) -> RunFolder:  # fmt: skip
     """Make a run of a model that Hugging Face's library has saved in `folder`; its logits are the same.
 
     `context` is shorter than that of the model, if it is given. With `own_keys` heads that share keys and values get
-    copies of their own, so that heads can come and go. The tokenizer is that of the folder, unless another is named.
+    copies of their own, so that heads can come and go. The tokenizer is that of the folder, unless another is named,
+    and so is its token that ends a text.
 
         run = import_model("SmolLM2-135M", "runs/imported", context=1024)
     """
     source = Path(folder)
     config = read_json(source / "config.json")
     family, plan = family_of(config), plan_of(config, context)
-    text = load_tokenizer(source if tokenizer is None else tokenizer)
+    text = load_tokenizer(source if tokenizer is None else tokenizer, end_of_text)
     if text.vocabulary > plan.vocabulary:
         expected = f"token ids are more than the {plan.vocabulary} of the model; name its own tokenizer"
         raise InputError("tokenizer", text.vocabulary, expected)
