@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     )
     from meristem.model import Classifier, Decoder
     from meristem.plan import LayerPlan, Plan
+    from meristem.pretrained import import_model
     from meristem.runs.own_loop import restore, save
     from meristem.runs.run_folder import load_run
     from meristem.training.loop import resume, train
@@ -75,6 +76,7 @@ _HOMES = {
     "evaluate_classifier": "meristem.evaluation.evaluate_classifier",
     "evaluate_run": "meristem.evaluation.evaluate",
     "generate": "meristem.decoding",
+    "import_model": "meristem.pretrained",
     "load_config": "meristem.config",
     "load_run": "meristem.runs.run_folder",
     "Muon": "meristem.training.muon",
@@ -122,6 +124,7 @@ __all__ = [
     "evaluate_classifier",
     "evaluate_run",
     "generate",
+    "import_model",
     "load_config",
     "load_run",
     "parameter_groups",

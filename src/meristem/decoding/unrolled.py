@@ -25,7 +25,8 @@ class PassWeights(NamedTuple):
     """One attention pass, and the feed-forward if one follows it.
 
     The rows of `qkv` (.., d) are queries, keys and values, head by head, with the gain of the norm before them; `out`
-    is (d, heads e). Every pass has a slot of the cache to itself.
+    is (d, heads e). `bias` (..,) is that of queries, keys and values, and `gains` (2, e) are those of the norms of
+    queries and keys, where there are any. Every pass has a slot of the cache to itself.
     """
 
     qkv: Tensor
@@ -33,11 +34,14 @@ class PassWeights(NamedTuple):
     heads: int
     head_dim: int
     feed_forward: FeedForwardWeights | None
+    bias: Tensor | None = None
+    gains: Tensor | None = None
 
     @property
     def tensors(self) -> Iterator[Tensor]:
         yield from (self.qkv, self.out)
         yield from self.feed_forward or ()
+        yield from (tensor for tensor in (self.bias, self.gains) if tensor is not None)
 
 
 class Weights(NamedTuple):
@@ -48,6 +52,7 @@ class Weights(NamedTuple):
     unembedding: Tensor  # with the gain of the last norm
     rope: dict[int, Tensor]  # cosines and signed sines of each head dim, (T, 2, dim)
     qk_norm: bool  # whether queries and keys are normed
+    eps: float  # of every norm
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -67,8 +72,8 @@ def unrolled(model: Decoder, ready: Callable[[Tensor], Tensor] = Tensor.detach) 
         passes += _passes(block, layer, strengths, ready)
     kind = accum_dtype(embedding.dtype)
     rope = {dim: torch.cat(model.rope(dim), dim=1).to(kind) for dim in sorted(set(model.plan.head_dims))}
-    unembedding = ready(model.embedding.weight * model.norm.weight)
-    return Weights(embedding, tuple(passes), unembedding, rope, model.plan.qk_norm)
+    unembedding = ready(model.unembedding.weight * model.norm.weight)
+    return Weights(embedding, tuple(passes), unembedding, rope, model.plan.qk_norm, model.plan.norm_eps)
 
 
 def _passes(
@@ -79,13 +84,17 @@ def _passes(
     last = FeedForwardWeights(ready(gate_up), ready(feed_forward.down.weight))
     gain = block.attention_norm.weight
     qkv, out = ready(attention.qkv.weight * gain), ready(attention.out.weight)
-    whole = PassWeights(qkv, out, layer.heads, layer.head_dim, last)
+    bias = None if attention.bias is None else ready(attention.bias)
+    gains = None
+    if attention.query_gain is not None and attention.key_gain is not None:
+        gains = torch.stack((attention.query_gain, attention.key_gain))
+    whole = PassWeights(qkv, out, layer.heads, layer.head_dim, last, bias, gains)
     if not attention.passes:
         return [whole] * (1 + layer.repeats)
     looped = attention.looped_heads()
-    qkv = ready(looped.qkv * gain)
+    qkv, bias = ready(looped.qkv * gain), None if looped.bias is None else ready(looped.bias)
     loops = [
-        PassWeights(qkv, ready(looped.gated_out(strength)), looped.heads, layer.head_dim, None)
+        PassWeights(qkv, ready(looped.gated_out(strength)), looped.heads, layer.head_dim, None, bias, gains)
         for strength in ([None] * attention.passes if gates is None else gates[: attention.passes])
     ]
     return [whole._replace(feed_forward=None), *loops[:-1], loops[-1]._replace(feed_forward=last)]
