@@ -84,9 +84,8 @@ class Decoding:
             read = attend_(packed, slot, turn, self.position, padding, each.heads, weights.qk_norm)
             branch = product(read, each.out)
             if each.feed_forward is not None:
-                gate_up, down = each.feed_forward
-                x, hidden = norm_swiglu(x, branch, gate_up)
-                branch = product(hidden, down)
+                x, hidden = norm_swiglu(x, branch, each.feed_forward.gate_up)
+                branch = product(hidden, each.feed_forward.down)
         return norm_linear(x, branch, weights.unembedding)[1]
 
     def _draw(self, logits: Tensor) -> None:
