@@ -222,7 +222,7 @@ def test_other_fields_of_the_configuration_are_used(own: Decoder) -> None:
     """Those that models from elsewhere have: biases, an output of its own, another base and stretch of positions."""
     config = {**in_transformers(own).config.to_dict(), "attention_bias": True, "tie_word_embeddings": False}
     config["rope_parameters"] = {"rope_type": "linear", "rope_theta": 5e5, "factor": 2.0}
-    model = modelling.MeristemForCausalLM(MeristemConfig(**config))
+    model: Any = modelling.MeristemForCausalLM(MeristemConfig(**config))
     assert model.model.layers[0].self_attn.k_proj.bias is not None
     assert model.lm_head.weight is not model.model.embed_tokens.weight
     frequencies = model.model.rotary_embs["16"].inv_freq
