@@ -33,7 +33,10 @@ class Slot(NamedTuple):
 
 
 class SlotWeights(NamedTuple):
-    """The weights of one layer. Queries, keys and values are (heads, head dim, d), `out` (d, heads, head dim)."""
+    """The weights of one layer. Queries, keys and values are (heads, head dim, d), `out` (d, heads, head dim).
+
+    Where queries and keys are normed, the gains of these norms are (head dim,) each; 1 if not given.
+    """
 
     gain: Tensor
     queries: Tensor
@@ -41,6 +44,8 @@ class SlotWeights(NamedTuple):
     values: Tensor
     out: Tensor
     feed_forward: tuple[Tensor, Tensor, Tensor, Tensor] | None  # gain, gate, up, down
+    query_gain: Tensor | None = None
+    key_gain: Tensor | None = None
 
 
 class Unrolled(NamedTuple):
@@ -99,8 +104,8 @@ def named_tensors(model: Unrolled) -> dict[str, Tensor]:
             "self_attn.o_proj": slot.out.flatten(1),
         }  # fmt: skip
         if model.qk_norm:
-            ones = torch.ones(slot.queries.shape[1])
-            named |= {"self_attn.q_norm": ones, "self_attn.k_norm": ones.clone()}
+            for name, gain in (("q_norm", slot.query_gain), ("k_norm", slot.key_gain)):
+                named[f"self_attn.{name}"] = torch.ones(slot.queries.shape[1]) if gain is None else gain
         if slot.feed_forward is not None:
             names = ("post_attention_layernorm", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
             named |= dict(zip(names, slot.feed_forward, strict=True))
