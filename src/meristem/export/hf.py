@@ -30,12 +30,20 @@ CHECK_FILE = "check.py"
 class Written(NamedTuple):
     """What was written: the class that loads it, what is to be said of it, and how far it is from the run.
 
-    The `difference` is the largest one of a logit; None where it could not be measured.
+    The `difference` is the largest one of a logit; None where it could not be measured, and `unchecked` says why.
     """
 
     architecture: str
     difference: float | None
     notes: tuple[str, ...] = ()
+    unchecked: str = f"not checked: what loads it is not installed here; run its {CHECK_FILE} where it is"
+
+    @property
+    def verdict(self) -> str:
+        """Whether it says what the run says, in words."""
+        if self.difference is None:
+            return self.unchecked
+        return f"checked: the largest difference of a logit is {self.difference:.2e}"
 
 
 def write_hf(loaded: LoadedRun, folder: Path) -> Written:

@@ -53,10 +53,11 @@ def price(plan: Plan, sizes: list[Slot], parameters: int) -> str:
     cache = sum(2 * 2 * size.kv_heads * size.head_dim for size in sizes)  # in 16 bits
     own = plan.cost
     if [size[:3] for size in sizes] == [(layer.heads, layer.kv_heads, layer.head_dim) for layer in plan.layers]:
-        return "the layers are alike: nothing is padded, and the model costs what it did"
+        return "nothing is padded: the model costs what it did"
+    alike = f"{sizes[0].heads} heads of dim {sizes[0].head_dim} and {counted(sizes[0].kv_heads, 'key/value head')}"
+    shape = alike if len(set(sizes)) == 1 else f"heads of dim {sizes[0].head_dim}"
     return (
-        f"padded to {counted(len(sizes), 'layer')} of {sizes[0].heads} heads of dim {sizes[0].head_dim} and "
-        f"{counted(sizes[0].kv_heads, 'key/value head')}: {parameters:,} parameters instead of {own.parameters:,} "
+        f"padded to {counted(len(sizes), 'layer')} of {shape}: {parameters:,} parameters instead of {own.parameters:,} "
         f"({parameters / own.parameters:.2f} times), {cache:,} bytes of KV cache per token instead of "
         f"{own.kv_bytes_per_token:,} ({cache / own.kv_bytes_per_token:.2f} times)"
     )
@@ -89,6 +90,13 @@ def alike_slot(sizes: list[Slot], plan: Plan, *, heads_divide_width: bool | None
 def padded(model: Unrolled, to: Slot) -> Unrolled:
     """The same model with all layers of one shape."""
     return model._replace(slots=tuple(_padded_slot(slot, to, model.qk_norm) for slot in model.slots))
+
+
+def padded_dims(model: Unrolled, head_dim: int, feed_forward: int) -> Unrolled:
+    """The same model with heads of one dim; layers without a feed-forward get one of zeros, of the given size."""
+    sizes = [size._replace(head_dim=head_dim, feed_forward=size.feed_forward or feed_forward) for size in model.sizes]
+    pairs = zip(model.slots, sizes, strict=True)
+    return model._replace(slots=tuple(_padded_slot(slot, size, model.qk_norm) for slot, size in pairs))
 
 
 def _padded_slot(slot: SlotWeights, to: Slot, qk_norm: bool) -> SlotWeights:

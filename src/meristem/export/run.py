@@ -37,15 +37,10 @@ class Export:
     step: int
     architecture: str
     difference: float | None
-    notes: tuple[str, ...]
+    notes: tuple[str, ...]  # the last one says whether it was checked
 
     def __str__(self) -> str:
-        lines = [f"{self.folder}: {self.architecture} of step {self.step:,}", *self.notes]
-        if self.difference is None:
-            lines.append("not checked: what loads it is not installed here; run its check.py where it is")
-        else:
-            lines.append(f"checked: the largest difference of a logit is {self.difference:.2e}")
-        return "\n".join(lines)
+        return "\n".join([f"{self.folder}: {self.architecture} of step {self.step:,}", *self.notes])
 
 
 def export_run(
@@ -69,7 +64,7 @@ def export_run(
         write_card(aside, loaded, to, written, average=average)
         _write_manifest(aside, loaded, to, average=average)
         _check_place(folder, overwrite)  # somebody may have been faster
-    return Export(folder, to, loaded.step, written.architecture, written.difference, written.notes)
+    return Export(folder, to, loaded.step, written.architecture, written.difference, (*written.notes, written.verdict))
 
 
 def _writer(to: str) -> Callable[[LoadedRun, Path], Written]:
