@@ -1,7 +1,8 @@
-"""GGUF files: what stands in them is the model, by a reader, by the arithmetic of llama.cpp, and by llama.cpp itself."""
+"""GGUF files hold the model: by a reader, by the arithmetic of llama.cpp, and by llama.cpp itself."""
 
 from __future__ import annotations
 
+import json
 import math
 import os
 from dataclasses import replace
@@ -63,9 +64,8 @@ def logits_of(content: Content, tokens: Tensor) -> Tensor:
 
     x = read["token_embd.weight"][tokens]
     width = x.shape[-1]
-    counts = zip(
-        *map(per_layer, ("attention.head_count", "attention.head_count_kv", "feed_forward_length")), strict=True
-    )
+    names = ("attention.head_count", "attention.head_count_kv", "feed_forward_length")
+    counts = zip(*map(per_layer, names), strict=True)
     for index, (heads, kv_heads, hidden) in enumerate(counts):
         weight = {name: read.get(f"blk.{index}.{name}.weight") for name in
                   ("attn_norm", "attn_q", "attn_k", "attn_v", "attn_output", "attn_q_norm", "attn_k_norm", "ffn_norm",
@@ -155,8 +155,6 @@ def test_byte_level_bpe_is_held(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_other_tokenizers_are_refused_by_name(field: str, change: dict[str, Any]) -> None:
-    import json
-
     tokenizer = HfTokenizer(json.dumps({**json.loads(bpe()), **change}))
     model = Decoder(Plan.uniform(layers=1, width=16, heads=2, vocabulary=320, context=16))
     with pytest.raises(InputError, match=field):
