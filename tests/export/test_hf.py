@@ -198,6 +198,13 @@ def test_the_command_exports_what_it_is_told_to(data: Path, tmp_path: Path, call
     assert "| steps | 4 of 12 |" in (tmp_path / "early" / "README.md").read_text()
 
 
+def test_the_command_works_in_a_process_of_its_own(tmp_path: Path) -> None:
+    """There it is the first to import transformers, which then learns of our models."""
+    done = python("-m", "meristem", "export", FIXTURES / "heads", "--out", tmp_path / "out")
+    assert (done.returncode, "checked: the largest difference" in done.stdout) == (0, True), done.stderr
+    assert done.stderr == ""
+
+
 def test_only_an_earlier_export_is_replaced(tmp_path: Path, call: Call) -> None:
     out = tmp_path / "out"
     out.mkdir()

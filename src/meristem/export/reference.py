@@ -16,7 +16,7 @@ from meristem.runs.tensor_file import save_tensors
 
 REFERENCE_FILE = "reference.safetensors"
 LENGTH, ROWS = 64, 3  # of the tokens, at most
-TOLERANCE = 1e-5  # in float32, of the largest logit, or of 1 if that is less
+TOLERANCE = 1e-4  # of the largest logit, or of 1 if that is less: more is no rounding
 
 Answer = Callable[[Tensor, Tensor], Tensor]  # the logits of input ids and an attention mask, (B, T) each
 
