@@ -19,8 +19,8 @@ def test_the_same_holds_for_another_transformers(version: str, tmp_path: Path) -
     """An environment with it, which finds everything else in this one; skipped where it cannot be had."""
     venv.create(tmp_path, with_pip=True)
     binaries = tmp_path / ("Scripts" if os.name == "nt" else "bin")
-    pip = [binaries / "python", "-m", "pip", "install", "--quiet", f"transformers=={version}"]
-    if subprocess.run(pip).returncode:
+    install = [str(binaries / "python"), "-m", "pip", "install", "--quiet", f"transformers=={version}"]
+    if subprocess.run(install).returncode:
         pytest.skip(f"transformers {version} cannot be installed here")
     where = sysconfig.get_path("purelib", vars={"base": str(tmp_path), "platbase": str(tmp_path)})
     (Path(where) / "others.pth").write_text(f"{sysconfig.get_path('purelib')}\n")

@@ -7,13 +7,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from meristem.data import ByteTokenizer, Tokenizer
 from meristem.errors import InputError, RunError, missing_extra
-from meristem.export.hf import Written
+from meristem.export.hf import Written, token_ids
 from meristem.export.llama import alike_slot, check_language_model, padded, padded_dims, price
+from meristem.export.reference import Reference, reference_of
 from meristem.export.slots import Unrolled, named_tensors, unroll
 from meristem.export.tokenizer_files import definition_of, end_of_text_name
 from meristem.model import Transformer
@@ -48,15 +50,18 @@ class Content(NamedTuple):
 def write_gguf(loaded: LoadedRun, folder: Path) -> Written:
     """Write `model.gguf`, in float32 and with the tokenizer inside, and see that a reader finds what was meant."""
     check_language_model(loaded.model, "gguf")
-    library = _library()
     stack = as_gguf(loaded.model)
     content = gguf_content(stack, loaded.model.plan, loaded.tokenizer, loaded.folder.path.resolve().name)
     path = folder / GGUF_FILE
-    _write(library, path, content)
+    write_content(path, content)
     _compare(path, content)
+    difference = llama_cpp_difference(path, reference_of(loaded.model, token_ids(loaded)))
     cost = price(loaded.model.plan, stack.sizes, sum(tensor.size for tensor in content.tensors.values()))
-    unchecked = f"tensors and metadata of {GGUF_FILE} were read back and are the same; llama.cpp itself was not run"
-    return Written(content.architecture, None, (cost,), unchecked)
+    unchecked = (
+        f"tensors and metadata of {GGUF_FILE} were read back and are the same; llama.cpp itself was not run "
+        "(llama-cpp-python is not installed)"
+    )
+    return Written(content.architecture, difference, (cost,), unchecked)
 
 
 def _library() -> Any:
@@ -168,8 +173,9 @@ def _check_tokenizer(definition: dict[str, Any]) -> None:
 # --- the file --------------------------------------------------------------------------------------------------------
 
 
-def _write(library: Any, path: Path, content: Content) -> None:
-    writer = library.GGUFWriter(path, content.architecture)
+def write_content(path: Path, content: Content) -> None:
+    """Write a file."""
+    writer = _library().GGUFWriter(path, content.architecture)
     for key, value in content.metadata.items():
         if isinstance(value, list):
             writer.add_array(key, value)
@@ -213,6 +219,28 @@ def _compare(path: Path, content: Content) -> None:
     ]
     if differing or found.architecture != content.architecture:
         raise RunError(f"{path.name}: a reader finds another {differing[0] if differing else 'architecture'} in it")
+
+
+def llama_cpp_difference(path: Path, reference: Reference) -> float | None:
+    """How far what llama.cpp makes of a file is from the reference; None where llama-cpp-python is not installed."""
+    try:
+        library = import_module("llama_cpp")
+    except ImportError:
+        return None
+    single = 0  # precision, of keys and values too
+    model = library.Llama(
+        str(path), n_ctx=reference.input_ids.shape[1], logits_all=True, type_k=single, type_v=single, verbose=False
+    )
+
+    def answer(ids: Tensor, mask: Tensor) -> Tensor:
+        rows = []
+        for row in ids.tolist():
+            model.reset()
+            model.eval(row)
+            rows.append(torch.from_numpy(np.array(model.scores[: len(row)])))
+        return torch.stack(rows)
+
+    return reference.difference(answer)
 
 
 def _same(meant: Metadata, found: Metadata, key: str) -> bool:
