@@ -155,9 +155,8 @@ def _caveats(loaded: LoadedRun, to: str, written: Written) -> str:
         )
     if isinstance(loaded.model, Decoder) and to in ("hf", "llama"):
         lines.append("- Texts get no special tokens, as in training. Prompts are padded on the left.")
-    if to in ("hf", "llama"):
-        said = "not measured" if written.difference is None else f"{written.difference:.1e}"
-        lines.append(f"- Largest difference of a logit from the run's own, in float32, when it was exported: {said}.")
+    said = "not measured" if written.difference is None else f"{written.difference:.1e}"
+    lines.append(f"- Largest difference of a logit from the run's own, in float32, when it was exported: {said}.")
     return "\n".join(lines)
 
 

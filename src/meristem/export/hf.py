@@ -17,6 +17,7 @@ from meristem.export.reference import Reference, reference_of
 from meristem.export.slots import named_tensors, stack_config, unroll
 from meristem.export.tokenizer_files import STANDALONE, SpecialTokens, write_recipe, write_tokenizer
 from meristem.model import Decoder, Transformer
+from meristem.plan import Plan
 from meristem.runs.run_folder import LoadedRun
 from meristem.runs.tensor_file import save_tensors
 
@@ -55,7 +56,18 @@ def write_hf(loaded: LoadedRun, folder: Path) -> Written:
         shutil.copyfile(STANDALONE / name, folder / name)
     reference = write_model(loaded, folder, config, tensors, tokens)
     (architecture,) = config["architectures"]
-    return Written(architecture, hf_difference(folder, reference, architecture))
+    return Written(architecture, hf_difference(folder, reference, architecture), _copies(loaded.model.plan, tensors))
+
+
+def _copies(plan: Plan, tensors: dict[str, Tensor]) -> tuple[str, ...]:
+    """What it costs that parts which are run again have weights for every time, in words; nothing if none are."""
+    if not plan.is_looped:
+        return ()
+    parameters = sum(map(Tensor.numel, tensors.values()))
+    return (
+        f"every attention pass is a layer with its own weights: {parameters:,} parameters instead of "
+        f"{plan.parameters:,} ({parameters / plan.parameters:.2f} times)",
+    )
 
 
 def hf_config(model: Transformer, tokens: SpecialTokens, labels: Sequence[str] = ()) -> dict[str, Any]:

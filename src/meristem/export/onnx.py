@@ -53,7 +53,7 @@ def write_onnx(loaded: LoadedRun, folder: Path) -> Written:
         _export(CachedPass(model), folder / CACHED_FILE, reference, shapes)
         difference = max(difference, reference.difference(CachedGraph(folder / CACHED_FILE, shapes)))
     _leave_to_graphs(folder)
-    return Written(written.architecture, difference)
+    return written._replace(difference=difference)
 
 
 def _leave_to_graphs(folder: Path) -> None:
