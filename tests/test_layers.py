@@ -10,7 +10,7 @@ SOURCE = Path(__file__).resolve().parents[1] / "src"
 LAYERS = (
     "errors", "choices", "wording", "limits", "settings", "files", "seeds", "records", "ranks", "devices", "arguments",
     "schedules", "plan", "moves",
-    "model", "decoding", "gauges", "growth", "data", "config", "runs", "training",
+    "model", "decoding", "gauges", "growth", "data", "config", "runs", "pretrained", "training",
     "comparison", "evaluation", "report", "export",
     "registration", "integrations", "synthetic", "bench",
     "cli", "__main__",

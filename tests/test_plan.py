@@ -20,8 +20,9 @@ from hypothesis import strategies as st
 from meristem.errors import InputError, RunError
 from meristem.growth.edits import LoopHeads, RepeatBlock
 from meristem.model.encoder import build_model
-from meristem.plan import Gates, LayerPlan, Loop, Plan, Shape, default_feed_forward
+from meristem.plan import Gates, LayerPlan, Loop, Plan, Rotary, Shape, default_feed_forward
 from meristem.plan.costs import Cost, Flops, TrainingOptions
+from model.helpers import variants
 
 SIZES: dict[str, dict[str, Any]] = {
     "small": {"layers": 12, "width": 768, "heads": 12},
@@ -266,6 +267,7 @@ plans = st.builds(
     st.none() | st.builds(Gates, st.integers(4, 6), st.integers(16, 20), st.booleans()),
     qk_norm=st.booleans(),
 )
+plans = st.builds(lambda plan, variant: replace(plan, **variant), plans, variants())
 
 
 @given(plan=plans)
@@ -320,6 +322,14 @@ def test_digest_of_a_grown_plan() -> None:
         RepeatBlock(0, 0).apply(plan),
         LoopHeads(1, (0, 3), 2).apply(plan),  # the order of heads is that of their gates
         replace(plan, qk_norm=True),
+        replace(plan, qk_norm=True, qk_gain=True),
+        replace(plan, qkv_bias=True),
+        replace(plan, tied=False),
+        replace(plan, norm_eps=1e-6),
+        replace(plan, rotary=Rotary(500_000.0)),
+        replace(plan, rotary=Rotary(factor=4.0)),
+        replace(plan, rotary=Rotary(factor=4.0, band=(1.0, 4.0), context=32)),
+        replace(plan, rotary=Rotary(factor=4.0, band=(1.0, 4.0), context=33)),
     ]
     assert len({plan.digest, *(variant.digest for variant in variants)}) == 1 + len(variants)
 
@@ -337,7 +347,7 @@ def test_files_from_before_growth_mean_what_they_meant() -> None:
     assert json.loads(plan.to_json()) == json.loads(old)
     named = json.loads(old)
     named["gates"] = None
-    named["qk_norm"] = False
+    named |= {"qk_norm": False, "qk_gain": False, "qkv_bias": False, "tied": True, "norm_eps": 1e-5, "rotary": {}}
     named["layers"][0]["repeats"] = 0
     assert Plan.from_dict(named).digest == plan.digest
 
@@ -362,10 +372,11 @@ def test_cost_is_the_sum_of_its_parts(plan: Plan) -> None:
 @given(plan=plans)
 def test_parameters_are_those_of_the_matrices(plan: Plan) -> None:
     d, f = plan.width, plan.feed_forward
-    shapes = [(plan.vocabulary, d), (d, 1)]
+    shapes = [(plan.vocabulary, d), (d, 1), *([] if plan.tied else [(d, plan.vocabulary)])]
     for layer in plan.layers:
         q, kv = layer.heads * layer.head_dim, layer.kv_heads * layer.head_dim
         shapes += [(d, q), (d, kv), (d, kv), (q, d), (d, f), (d, f), (f, d), (d, 1), (d, 1)]
+        shapes += [(q, 1), (kv, 1), (kv, 1)] * plan.qkv_bias + [(layer.head_dim, 1)] * 2 * plan.qk_gain
         if plan.gates is not None and plan.gates.trained:
             shapes.append((plan.gates.passes, plan.gates.heads))
     assert plan.parameters == sum(rows * columns for rows, columns in shapes)

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     )
     from meristem.model import Classifier, Decoder
     from meristem.plan import LayerPlan, Plan
+    from meristem.pretrained import import_model
     from meristem.runs.own_loop import restore, save
     from meristem.runs.run_folder import load_run
     from meristem.training.loop import resume, train
@@ -79,6 +80,7 @@ _HOMES = {
     "evaluate_run": "meristem.evaluation.evaluate",
     "export_run": "meristem.export",
     "generate": "meristem.decoding",
+    "import_model": "meristem.pretrained",
     "load_config": "meristem.config",
     "load_run": "meristem.runs.run_folder",
     "Muon": "meristem.training.muon",
@@ -127,6 +129,7 @@ __all__ = [
     "evaluate_run",
     "export_run",
     "generate",
+    "import_model",
     "load_config",
     "load_run",
     "parameter_groups",

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from torch import Tensor
 from torch.nn.functional import rms_norm, scaled_dot_product_attention, silu
 
@@ -21,7 +21,7 @@ from meristem.export import export_run
 from meristem.export.gguf import Content, as_gguf, gguf_content, llama_cpp_difference, read_gguf, write_content
 from meristem.export.reference import reference_of
 from meristem.model import Decoder, Transformer
-from meristem.plan import LayerPlan, Plan
+from meristem.plan import LayerPlan, Plan, Rotary
 from meristem.runs.run_folder import load_run
 from model.helpers import lively, random_tokens
 
@@ -52,7 +52,10 @@ def logits_of(content: Content, tokens: Tensor) -> Tensor:
         return value if isinstance(value, list) else [value] * fact("block_count")
 
     dim, eps, length = fact("attention.key_length"), fact("attention.layer_norm_rms_epsilon"), tokens.shape[1]
-    angles = torch.arange(length)[:, None] * fact("rope.freq_base") ** (-torch.arange(0, dim, 2).double() / dim)
+    frequencies = fact("rope.freq_base") ** (-torch.arange(0, dim, 2).double() / dim)
+    frequencies = frequencies / read.get("rope_freqs.weight", 1.0)
+    frequencies = frequencies / content.metadata.get(f"{kind}.rope.scaling.factor", 1.0)
+    angles = torch.arange(length)[:, None] * frequencies
 
     def turned(heads: Tensor) -> Tensor:
         """Neighbours are rotated, or, in a qwen3, halves."""
@@ -72,7 +75,9 @@ def logits_of(content: Content, tokens: Tensor) -> Tensor:
                    "ffn_gate", "ffn_up", "ffn_down")}  # fmt: skip
         normed = rms_norm(x, (width,), weight["attn_norm"], eps)
         queries, keys, values = (
-            (normed @ weight[name].T).unflatten(-1, (count, dim)).transpose(1, 2)  # type: ignore[union-attr]
+            (normed @ weight[name].T + read.get(f"blk.{index}.{name}.bias", 0))  # type: ignore[union-attr]
+            .unflatten(-1, (count, dim))
+            .transpose(1, 2)
             for name, count in (("attn_q", heads), ("attn_k", kv_heads), ("attn_v", kv_heads))
         )
         if kind == "qwen3":
@@ -90,12 +95,15 @@ def logits_of(content: Content, tokens: Tensor) -> Tensor:
         assert up is not None
         assert down is not None
         x = x + (silu(normed @ gate.T) * (normed @ up.T)) @ down.T
-    return rms_norm(x, (width,), read["output_norm.weight"], eps) @ read["token_embd.weight"].T
+    return (
+        rms_norm(x, (width,), read["output_norm.weight"], eps) @ read.get("output.weight", read["token_embd.weight"]).T
+    )
 
 
 @given(plan=paddable_plans().map(with_room))
 @settings(max_examples=30)
 def test_what_llama_cpp_computes_is_the_same(plan: Plan) -> None:
+    assume(not plan.qk_norm or plan.rotary.band is None)  # which is refused
     model = with_lively_gates(lively(plan)).eval()
     tokens = random_tokens(plan)
     with torch.no_grad():
@@ -168,18 +176,27 @@ def test_what_cannot_be_held_is_refused_by_name(tmp_path: Path) -> None:
     odd = Decoder(replace(with_room(EVERYTHING), layers=(LayerPlan(2, 12, 2), LayerPlan(2, 16, 2)), gates=None))
     with pytest.raises(InputError, match="head_dim = 12"):
         content_of(odd)
+    banded = replace(UNIFORM, qk_norm=True, rotary=Rotary(5e5, 8.0, (1.0, 4.0), 8192))
+    with pytest.raises(InputError, match=r"rotary\.band"):
+        content_of(Decoder(banded))
 
 
 UNIFORM = Plan.uniform(layers=2, width=32, heads=4, vocabulary=320, context=24, kv_group=2)
 
 
+VARIANTS: dict[str, dict[str, Any]] = {
+    "plain": {}, "normed": {"qk_norm": True}, "gains": {"qk_norm": True, "qk_gain": True, "rotary": Rotary(5e5, 2.0)},
+    "biases": {"qkv_bias": True, "tied": False, "norm_eps": 1e-6, "rotary": Rotary(5e5, 8.0, (1.0, 4.0), 16)},
+}  # fmt: skip
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("qk_norm", [False, True])
+@pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("plan", [UNIFORM, with_room(EVERYTHING)], ids=["uniform", "everything"])
-def test_llama_cpp_itself_says_the_same(plan: Plan, qk_norm: bool, tmp_path: Path) -> None:
+def test_llama_cpp_itself_says_the_same(plan: Plan, variant: str, tmp_path: Path) -> None:
     """Where it is installed (the package llama-cpp-python)."""
     pytest.importorskip("llama_cpp")
-    model = with_lively_gates(lively(replace(plan, qk_norm=qk_norm))).eval()
+    model = with_lively_gates(lively(replace(plan, **VARIANTS[variant]))).eval()
     write_content(tmp_path / "model.gguf", content_of(model))
     difference = llama_cpp_difference(tmp_path / "model.gguf", reference_of(model, 256))
     assert difference is not None

@@ -30,7 +30,8 @@ class PassWeights(NamedTuple):
     """One attention pass, and the feed-forward if one follows it.
 
     The rows of `qkv` (.., d) are queries, keys and values, head by head, with the `gain` of the norm before them unless
-    that is given; `out` is (d, heads e). Every pass has a slot of the cache to itself.
+    that is given; `out` is (d, heads e). `bias` (..,) is that of queries, keys and values, and `head_gains` (2, e) are
+    those of the norms of queries and keys, where there are any. Every pass has a slot of the cache to itself.
     """
 
     qkv: Tensor
@@ -39,6 +40,8 @@ class PassWeights(NamedTuple):
     head_dim: int
     feed_forward: FeedForwardWeights | None
     gain: Tensor | None = None
+    bias: Tensor | None = None
+    head_gains: Tensor | None = None
 
     @property
     def kv_heads(self) -> int:
@@ -46,7 +49,7 @@ class PassWeights(NamedTuple):
 
     @property
     def tensors(self) -> Iterator[Tensor]:
-        found = (self.qkv, self.out, self.gain, *(self.feed_forward or ()))
+        found = (self.qkv, self.out, self.gain, *(self.feed_forward or ()), self.bias, self.head_gains)
         yield from (tensor for tensor in found if tensor is not None)
 
 
@@ -58,6 +61,7 @@ class Weights(NamedTuple):
     unembedding: Tensor  # with the gain of the last norm, unless that is given
     rope: dict[int, Tensor]  # cosines and signed sines of each head dim, (T, 2, dim)
     qk_norm: bool  # whether queries and keys are normed
+    eps: float  # of every norm
     gain: Tensor | None = None
 
     @property
@@ -83,8 +87,9 @@ def unrolled(
         passes += _passes(block, layer, strengths, ready, fold_gains)
     kind = accum_dtype(embedding.dtype)
     rope = {dim: torch.cat(model.rope(dim), dim=1).to(kind) for dim in sorted(set(model.plan.head_dims))}
-    unembedding, gain = _folded(model.embedding.weight, model.norm.weight, ready, fold_gains)
-    return Weights(embedding, tuple(passes), unembedding, rope, model.plan.qk_norm, gain)
+    output = model.unembedding if isinstance(model, Decoder) else model.embedding
+    unembedding, gain = _folded(output.weight, model.norm.weight, ready, fold_gains)
+    return Weights(embedding, tuple(passes), unembedding, rope, model.plan.qk_norm, model.plan.norm_eps, gain)
 
 
 def _folded(
@@ -101,13 +106,18 @@ def _passes(
     gate_up, gain = _folded(feed_forward.gate_up.weight, block.feed_forward_norm.weight, ready, fold)
     last = FeedForwardWeights(gate_up, ready(feed_forward.down.weight), gain)
     qkv, gain = _folded(attention.qkv.weight, block.attention_norm.weight, ready, fold)
-    whole = PassWeights(qkv, ready(attention.out.weight), layer.heads, layer.head_dim, last, gain)
+    bias = None if attention.bias is None else ready(attention.bias)
+    gains = None
+    if attention.query_gain is not None and attention.key_gain is not None:
+        gains = torch.stack((attention.query_gain, attention.key_gain))
+    whole = PassWeights(qkv, ready(attention.out.weight), layer.heads, layer.head_dim, last, gain, bias, gains)
     if not attention.passes:
         return [whole] * (1 + layer.repeats)
     looped = attention.looped_heads()
     qkv, gain = _folded(looped.qkv, block.attention_norm.weight, ready, fold)
+    bias = None if looped.bias is None else ready(looped.bias)
     loops = [
-        PassWeights(qkv, ready(looped.gated_out(strength)), looped.heads, layer.head_dim, None, gain)
+        PassWeights(qkv, ready(looped.gated_out(strength)), looped.heads, layer.head_dim, None, gain, bias, gains)
         for strength in ([None] * attention.passes if gates is None else gates[: attention.passes])
     ]
     return [whole._replace(feed_forward=None), *loops[:-1], loops[-1]._replace(feed_forward=last)]

@@ -11,6 +11,7 @@ from meristem.export.hf import CHECK_FILE, Written
 from meristem.model import Decoder
 from meristem.report.structure_figure import looped, structure_svg
 from meristem.runs.entries import sound_metrics
+from meristem.runs.origin import NO_DATA
 from meristem.runs.run_folder import LoadedRun
 from meristem.wording import counted
 
@@ -122,6 +123,9 @@ def _costs(loaded: LoadedRun) -> dict[str, str]:
 def _training(loaded: LoadedRun, *, average: bool) -> dict[str, str]:
     """What the files of the run say about its training up to the step."""
     folder, train = loaded.folder, loaded.config.train
+    plan = {"plan (digest)": f"`{loaded.model.plan.digest}`"}
+    if folder.data_digest == NO_DATA:
+        return {"data": "none: the model was imported", **plan}
     entries = [e for e in sound_metrics(folder.read(folder.metrics), train.steps) if e["step"] <= loaded.step]
     newest: dict[str, Any] = {}
     for entry in entries:
@@ -140,9 +144,7 @@ def _training(loaded: LoadedRun, *, average: bool) -> dict[str, str]:
         if isinstance(value, int | float) and math.isfinite(value):
             rows[label] = f"{value:.4f}"
     rows["growth"] = ", ".join(_methods(loaded)) or "none"
-    rows["data (digest)"] = f"`{folder.data_digest}`"
-    rows["plan (digest)"] = f"`{loaded.model.plan.digest}`"
-    return rows
+    return {**rows, "data (digest)": f"`{folder.data_digest}`", **plan}
 
 
 def _caveats(loaded: LoadedRun, to: str, written: Written) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,8 +20,7 @@ from meristem.export.reference import Reference, reference_of
 from meristem.export.slots import Unrolled, named_tensors, unroll
 from meristem.export.tokenizer_files import definition_of, end_of_text_name
 from meristem.model import Transformer
-from meristem.model.attention import NORM_EPS
-from meristem.model.rotary import THETA
+from meristem.model.rotary import frequencies_of
 from meristem.plan import Plan
 from meristem.runs.run_folder import LoadedRun
 
@@ -29,7 +29,8 @@ LEAST_FEED_FORWARD = 32  # of a layer without one: llama.cpp drops the attention
 NORMAL, CONTROL, UNUSED = 1, 3, 5  # kinds of tokens
 
 NAMES = {
-    "model.embed_tokens": "token_embd", "model.norm": "output_norm", "input_layernorm": "attn_norm",
+    "lm_head": "output", "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm", "input_layernorm": "attn_norm",
     "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
     "self_attn.o_proj": "attn_output", "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm",
     "post_attention_layernorm": "ffn_norm", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
@@ -96,12 +97,20 @@ def gguf_content(stack: Unrolled, plan: Plan, tokenizer: Tokenizer, name: str) -
     own: Metadata = {
         "block_count": len(sizes), "context_length": plan.context, "embedding_length": plan.width, **per_layer,
         "attention.key_length": dim, "attention.value_length": dim, "rope.dimension_count": dim,
-        "rope.freq_base": THETA, "attention.layer_norm_rms_epsilon": NORM_EPS, "vocab_size": plan.vocabulary,
+        "rope.freq_base": plan.rotary.base, "attention.layer_norm_rms_epsilon": plan.norm_eps,
+        "vocab_size": plan.vocabulary,
     }  # fmt: skip
+    tensors = _tensors(stack, architecture)
+    if plan.rotary.band is not None:
+        if architecture == "qwen3":
+            expected = "must be none for gguf where queries and keys are normed; take hf or llama"
+            raise InputError("rotary.band", plan.rotary.band, expected)
+        plain = frequencies_of(replace(plan.rotary, factor=1.0), dim)
+        tensors["rope_freqs.weight"] = (plain / frequencies_of(plan.rotary, dim)).float().numpy()
+    elif plan.rotary.factor != 1:
+        own |= {"rope.scaling.type": "linear", "rope.scaling.factor": plan.rotary.factor}
     metadata = {"general.name": name, **{f"{architecture}.{key}": value for key, value in own.items()}}
-    return Content(
-        architecture, {**metadata, **_tokenizer_metadata(tokenizer, plan.vocabulary)}, _tensors(stack, architecture)
-    )
+    return Content(architecture, {**metadata, **_tokenizer_metadata(tokenizer, plan.vocabulary)}, tensors)
 
 
 def _tensors(stack: Unrolled, architecture: str) -> dict[str, NDArray[np.float32]]:
@@ -109,14 +118,14 @@ def _tensors(stack: Unrolled, architecture: str) -> dict[str, NDArray[np.float32
     found = {}
     dims = [size.head_dim for size in stack.sizes]
     for name, tensor in named_tensors(stack).items():
-        part = name.removesuffix(".weight")
+        part, _, kind = name.rpartition(".")
         begin = ""
         if part.startswith("model.layers."):
             _, _, index, part = part.split(".", 3)
             begin = f"blk.{index}."
             if part in ("self_attn.q_proj", "self_attn.k_proj") and architecture != "qwen3":
                 tensor = neighbours(tensor, dims[int(index)])
-        found[f"{begin}{NAMES[part]}.weight"] = tensor.numpy()
+        found[f"{begin}{NAMES[part]}.{kind}"] = tensor.numpy()
     return found
 
 

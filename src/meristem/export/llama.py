@@ -24,7 +24,7 @@ def write_llama(loaded: LoadedRun, folder: Path) -> Written:
     check_language_model(loaded.model, "a Llama")
     stack, config = as_llama(loaded.model)
     tokens = write_texts_files(loaded, folder)
-    tensors = named_tensors(stack)
+    tensors = llama_tensors(stack)
     reference = write_model(loaded, folder, {**config, **tokens.fields}, tensors, tokens)
     (architecture,) = config["architectures"]
     cost = price(loaded.model.plan, stack.sizes, sum(map(Tensor.numel, tensors.values())))
@@ -40,6 +40,16 @@ def as_llama(model: Transformer) -> tuple[Unrolled, dict[str, Any]]:
         "model_type": model_type, "architectures": [architecture], **stack_config(model, stack.sizes),
         "hidden_act": "silu", "initializer_range": 0.02, "use_cache": True,
     }  # fmt: skip
+
+
+def llama_tensors(stack: Unrolled) -> dict[str, Tensor]:
+    """The weights; with biases of queries, keys and values there is one of the output as well, of zeros."""
+    zeros = {
+        f"model.layers.{index}.self_attn.o_proj.bias": torch.zeros_like(slot.gain)
+        for index, slot in enumerate(stack.slots)
+        if slot.biases is not None
+    }
+    return named_tensors(stack) | zeros
 
 
 def check_language_model(model: Transformer, format: str) -> None:
@@ -100,31 +110,48 @@ def padded_dims(model: Unrolled, head_dim: int, feed_forward: int) -> Unrolled:
 
 
 def _padded_slot(slot: SlotWeights, to: Slot, qk_norm: bool) -> SlotWeights:
-    width, dim = slot.gain.shape[0], slot.queries.shape[1]
-    stretch = to.head_dim / dim
-    shared = len(slot.queries) // len(slot.keys) // (to.heads // to.kv_heads)  # copies of each key/value head
-    keys, values = (heads.repeat_interleave(shared, dim=0) for heads in (slot.keys, slot.values))
-    # Scores are divided by the root of the larger dim. A norm takes the mean over it, too, and what it adds to the
-    # mean stays the same share if what it reads is larger by that root.
-    queries, keys = slot.queries * stretch**0.5, keys * (stretch**0.5 if qk_norm else 1)
+    stretch = to.head_dim / slot.queries.shape[1]
     feed_forward = slot.feed_forward
     if feed_forward is None:
-        nothing = slot.gain.new_zeros(to.feed_forward, width)
+        nothing = slot.gain.new_zeros(to.feed_forward, len(slot.gain))
         feed_forward = (torch.ones_like(slot.gain), nothing, nothing, nothing.T)
+    biases = None
+    if slot.biases is not None:
+        queries, keys, values = (bias[..., None] for bias in slot.biases)  # like a further column of the weights
+        queries, keys, values = _padded_heads(queries, keys, values, to, qk_norm)
+        biases = (queries[..., 0], keys[..., 0], values[..., 0])
     return SlotWeights(
         slot.gain,
-        _more_heads(_spread(queries, to.head_dim), to.heads),
-        _more_heads(_spread(keys, to.head_dim), to.kv_heads),
-        _more_heads(_filled(values, to.head_dim), to.kv_heads),
-        _more_heads(_filled(slot.out.permute(1, 2, 0), to.head_dim), to.heads).permute(2, 0, 1),
-        feed_forward,
-        *(_gains(to.head_dim, stretch) if qk_norm else ()),
+        *_padded_heads(slot.queries, slot.keys, slot.values, to, qk_norm),
+        out=_more_heads(_filled(slot.out.permute(1, 2, 0), to.head_dim), to.heads).permute(2, 0, 1),
+        feed_forward=feed_forward,
+        query_gain=_padded_gain(slot.query_gain, slot, to.head_dim) if qk_norm else None,
+        key_gain=_padded_gain(slot.key_gain, slot, to.head_dim) * stretch**-0.5 if qk_norm else None,
+        biases=biases,
     )
 
 
-def _gains(dim: int, stretch: float) -> tuple[Tensor, Tensor]:
-    """The gains of the norms of queries and keys, which take the scores back to what they were."""
-    return torch.ones(dim), torch.full((dim,), stretch**-0.5)
+def _padded_heads(
+    queries: Tensor, keys: Tensor, values: Tensor, to: Slot, qk_norm: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values, each (its heads, head dim, d), of as many heads and as wide ones as are asked for."""
+    stretch = to.head_dim / queries.shape[1]
+    shared = len(queries) // len(keys) // (to.heads // to.kv_heads)  # copies of each key/value head
+    keys, values = (heads.repeat_interleave(shared, dim=0) for heads in (keys, values))
+    # Scores are divided by the root of the larger dim. A norm takes the mean over it, too, and what it adds to the
+    # mean stays the same share if what it reads is larger by that root.
+    queries, keys = queries * stretch**0.5, keys * (stretch**0.5 if qk_norm else 1)
+    return (
+        _more_heads(_spread(queries, to.head_dim), to.heads),
+        _more_heads(_spread(keys, to.head_dim), to.kv_heads),
+        _more_heads(_filled(values, to.head_dim), to.kv_heads),
+    )
+
+
+def _padded_gain(gain: Tensor | None, slot: SlotWeights, dim: int) -> Tensor:
+    """The gain of the norm of queries or keys, where these have gone; 1 if there was none."""
+    own = slot.gain.new_ones(slot.queries.shape[1]) if gain is None else gain
+    return _spread(own[None, :, None], dim).flatten()
 
 
 def _spread(heads: Tensor, dim: int) -> Tensor:

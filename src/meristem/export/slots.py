@@ -10,9 +10,8 @@ from torch import Tensor
 
 from meristem.decoding.unrolled import Weights, unrolled
 from meristem.model import Decoder, Transformer
-from meristem.model.attention import NORM_EPS
 from meristem.model.encoder import Classifier
-from meristem.model.rotary import THETA
+from meristem.plan import Rotary
 
 MODEL_TYPE = "meristem"
 
@@ -35,7 +34,8 @@ class Slot(NamedTuple):
 class SlotWeights(NamedTuple):
     """The weights of one layer. Queries, keys and values are (heads, head dim, d), `out` (d, heads, head dim).
 
-    Where queries and keys are normed, the gains of these norms are (head dim,) each; 1 if not given.
+    Where queries and keys are normed, the gains of these norms are (head dim,) each; 1 if not given. `biases` are those
+    of queries, keys and values, (heads, head dim) each.
     """
 
     gain: Tensor
@@ -46,16 +46,21 @@ class SlotWeights(NamedTuple):
     feed_forward: tuple[Tensor, Tensor, Tensor, Tensor] | None  # gain, gate, up, down
     query_gain: Tensor | None = None
     key_gain: Tensor | None = None
+    biases: tuple[Tensor, Tensor, Tensor] | None = None
 
 
 class Unrolled(NamedTuple):
-    """All of a model: `last_gain` is that of the last norm, `head` what classes are read with, weight and bias."""
+    """All of a model: `last_gain` is that of the last norm, `head` what classes are read with, weight and bias.
+
+    The `output` is that of a language model, if it is not the embedding.
+    """
 
     embedding: Tensor
     slots: tuple[SlotWeights, ...]
     last_gain: Tensor
     qk_norm: bool
     head: tuple[Tensor, Tensor] | None
+    output: Tensor | None
 
     @property
     def sizes(self) -> list[Slot]:
@@ -72,20 +77,27 @@ def unroll(model: Transformer) -> Unrolled:
     """The layers of a model, each with weights of its own: loops are slices of their layer, with their gates."""
     weights = unrolled(model, fold_gains=False)
     head = (model.classes.weight.detach(), model.classes.bias.detach()) if isinstance(model, Classifier) else None
-    return Unrolled(weights.embedding, tuple(_slots(weights)), _given(weights.gain), weights.qk_norm, head)
+    output = None if model.plan.tied else weights.unembedding
+    return Unrolled(weights.embedding, tuple(_slots(weights)), _given(weights.gain), weights.qk_norm, head, output)
 
 
 def _slots(weights: Weights) -> list[SlotWeights]:
     slots = []
     for each in weights.passes:
-        heads = each.qkv.unflatten(0, (-1, each.head_dim))
-        queries, keys, values = heads.split((each.heads, each.kv_heads, each.kv_heads))
+        parts = (each.heads, each.kv_heads, each.kv_heads)
+        queries, keys, values = each.qkv.unflatten(0, (-1, each.head_dim)).split(parts)
+        biases = None
+        if each.bias is not None:
+            of_queries, of_keys, of_values = each.bias.unflatten(0, (-1, each.head_dim)).split(parts)
+            biases = (of_queries, of_keys, of_values)
+        query_gain, key_gain = (None, None) if each.head_gains is None else each.head_gains.unbind()
         feed_forward = None
         if each.feed_forward is not None:
             gate, up = each.feed_forward.gate_up.chunk(2)
             feed_forward = (_given(each.feed_forward.gain), gate, up, each.feed_forward.down)
         out = each.out.unflatten(1, (-1, each.head_dim))
-        slots.append(SlotWeights(_given(each.gain), queries, keys, values, out, feed_forward))
+        gain = _given(each.gain)
+        slots.append(SlotWeights(gain, queries, keys, values, out, feed_forward, query_gain, key_gain, biases))
     return slots
 
 
@@ -95,7 +107,7 @@ def _given(gain: Tensor | None) -> Tensor:
 
 
 def named_tensors(model: Unrolled) -> dict[str, Tensor]:
-    """The weights by their names in a Llama; the tied output is left out."""
+    """The weights by their names in a Llama; a tied output is left out."""
     tensors = {"model.embed_tokens.weight": model.embedding, "model.norm.weight": model.last_gain}
     for index, slot in enumerate(model.slots):
         named = {
@@ -110,6 +122,10 @@ def named_tensors(model: Unrolled) -> dict[str, Tensor]:
             names = ("post_attention_layernorm", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
             named |= dict(zip(names, slot.feed_forward, strict=True))
         tensors |= {f"model.layers.{index}.{name}.weight": tensor for name, tensor in named.items()}
+        for name, bias in zip("qkv", slot.biases or (), strict=False):
+            tensors[f"model.layers.{index}.self_attn.{name}_proj.bias"] = bias.flatten()
+    if model.output is not None:
+        tensors["lm_head.weight"] = model.output
     if model.head is not None:
         tensors |= {"score.weight": model.head[0], "score.bias": model.head[1]}
     return {name: tensor.detach().float().cpu().contiguous() for name, tensor in tensors.items()}
@@ -124,10 +140,23 @@ def stack_config(model: Transformer, sizes: Sequence[Slot]) -> dict[str, Any]:
         "num_hidden_layers": len(sizes),
         **sizes[0]._replace(feed_forward=plan.feed_forward).fields,
         "max_position_embeddings": plan.context,
-        "attention_bias": False,
+        "attention_bias": plan.qkv_bias,
         "attention_dropout": 0.0,
-        "rms_norm_eps": NORM_EPS,
-        "rope_parameters": {"rope_type": "default", "rope_theta": THETA},
-        "tie_word_embeddings": isinstance(model, Decoder),
+        "rms_norm_eps": plan.norm_eps,
+        "rope_parameters": rope_parameters(plan.rotary),
+        "tie_word_embeddings": isinstance(model, Decoder) and plan.tied,
         "dtype": "float32",
     }
+
+
+def rope_parameters(rotary: Rotary) -> dict[str, Any]:
+    """Rotary positions by the names of transformers."""
+    if rotary.band is not None:
+        low, high = rotary.band
+        return {
+            "rope_type": "llama3", "rope_theta": rotary.base, "factor": rotary.factor, "low_freq_factor": low,
+            "high_freq_factor": high, "original_max_position_embeddings": rotary.context,
+        }  # fmt: skip
+    if rotary.factor != 1:
+        return {"rope_type": "linear", "rope_theta": rotary.base, "factor": rotary.factor}
+    return {"rope_type": "default", "rope_theta": rotary.base}

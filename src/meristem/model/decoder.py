@@ -1,4 +1,4 @@
-"""The decoder-only language model, built from a plan, with tied embeddings."""
+"""The decoder-only language model, built from a plan, whose output may be tied with its embedding."""
 
 from __future__ import annotations
 
@@ -8,17 +8,19 @@ from torch.nn.functional import linear
 
 from meristem.errors import InputError
 from meristem.model.attention import View
-from meristem.model.block import Norm
+from meristem.model.block import INIT_STD, Norm, draw_normal
 from meristem.model.cache import KVCache
 from meristem.model.inputs import INDICES, check_plan, check_targets, check_tokens
 from meristem.model.loss import linear_cross_entropy
 from meristem.model.transformer import Regions, Transformer, Watch
 from meristem.plan import Plan
 
+Unembedding = nn.Embedding | nn.Linear  # either has the weights of the output, (V, d)
 
-def _vocabulary_loss(norm: Norm, embedding: nn.Embedding, x: Tensor, branch: Tensor, targets: Tensor) -> Tensor:
+
+def _vocabulary_loss(norm: Norm, unembedding: Unembedding, x: Tensor, branch: Tensor, targets: Tensor) -> Tensor:
     hidden = norm(x, branch)[1].flatten(0, 1)
-    return linear_cross_entropy(hidden, embedding.weight, targets.flatten(), gain=norm.weight)
+    return linear_cross_entropy(hidden, unembedding.weight, targets.flatten(), gain=norm.weight)
 
 
 class Decoder(Transformer):
@@ -36,7 +38,18 @@ class Decoder(Transformer):
         if plan.classes is not None:
             raise InputError("plan.classes", plan.classes, "is of classifiers; a language model has none")
         super().__init__(plan)
+        self.output = None if plan.tied else nn.Linear(plan.width, plan.vocabulary, bias=False)
         self.initialise(seed)
+
+    @property
+    def unembedding(self) -> Unembedding:
+        """What has the weights of the output: the embedding, unless the plan says that they are not tied."""
+        return self.embedding if self.output is None else self.output
+
+    def draw(self, generator: torch.Generator) -> None:
+        super().draw(generator)
+        if self.output is not None:
+            draw_normal(self.output.weight, INIT_STD, generator)
 
     def loss(
         self,
@@ -52,7 +65,7 @@ class Decoder(Transformer):
         check_tokens(tokens, self.plan.vocabulary)
         check_targets(targets, tuple(tokens.shape), "the tokens that follow each position", INDICES)
         x, branch = self.stream(tokens, View(causal=tokens.shape[1] > 1), regions=regions, watch=watch)
-        return self.with_idle_gates(regions.leave(_vocabulary_loss, self.norm, self.embedding, x, branch, targets))
+        return self.with_idle_gates(regions.leave(_vocabulary_loss, self.norm, self.unembedding, x, branch, targets))
 
     def logits(self, tokens: Tensor) -> Tensor:
         """Logits of the token that follows each position, (B, T, V)."""
@@ -98,7 +111,7 @@ class Decoder(Transformer):
 
     def unembed(self, hidden: Tensor) -> Tensor:
         """The logits (..., V) over the vocabulary of normed hidden states (..., d)."""
-        return linear(hidden, self.embedding.weight)
+        return linear(hidden, self.unembedding.weight)
 
 
 def visibility(start: int, stop: int, padding: Tensor | None, device: torch.device) -> Tensor:

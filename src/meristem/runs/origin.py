@@ -19,6 +19,7 @@ from meristem.plan import Plan
 FORMAT = "meristem-origin/1"
 ORIGIN_FILE = "origin.json"
 OLDER_FILE = "data.json"  # of runs before there was an origin; it has the digest of the data alone
+NO_DATA = ""  # instead of a digest, of a run that was imported
 READERS = (TOKENIZER_FILE, CONFIG_FILE, RECIPE_FILE)  # how texts or rows become ids; a run has one or two of these
 
 
