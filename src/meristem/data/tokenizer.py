@@ -120,6 +120,11 @@ class HfTokenizer:
         self._dtype = token_dtype(self.vocabulary)
 
     @property
+    def definition(self) -> str:
+        """The content of its `tokenizer.json`."""
+        return self._definition
+
+    @property
     def digest(self) -> str:
         return hashlib.sha256(f"{self._definition}\0{self.eot_token}".encode()).hexdigest()
 

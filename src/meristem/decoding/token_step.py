@@ -82,15 +82,14 @@ class Decoding:
             x, packed = norm_linear(x, branch, each.qkv, weights.eps)
             if each.bias is not None:
                 packed += each.bias
-            if each.gains is not None:
-                gain_heads_(packed, each.gains, each.heads, weights.eps)
-            turn, eps = rope[each.head_dim], weights.eps if weights.qk_norm and each.gains is None else None
+            if each.head_gains is not None:
+                gain_heads_(packed, each.head_gains, each.heads, weights.eps)
+            turn, eps = rope[each.head_dim], weights.eps if weights.qk_norm and each.head_gains is None else None
             read = attend_(packed, slot, turn, self.position, padding, each.heads, eps)
             branch = product(read, each.out)
             if each.feed_forward is not None:
-                gate_up, down = each.feed_forward
-                x, hidden = norm_swiglu(x, branch, gate_up, weights.eps)
-                branch = product(hidden, down)
+                x, hidden = norm_swiglu(x, branch, each.feed_forward.gate_up, weights.eps)
+                branch = product(hidden, each.feed_forward.down)
         return norm_linear(x, branch, weights.unembedding, weights.eps)[1]
 
     def _draw(self, logits: Tensor) -> None:
