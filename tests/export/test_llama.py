@@ -51,7 +51,9 @@ def assert_same(found: Any, model: Decoder, plan: Plan) -> None:
     tokens = random_tokens(plan)
     with torch.no_grad():
         expected, logits = model.logits(tokens), found(input_ids=tokens).logits
-    torch.testing.assert_close(logits, expected, rtol=0, atol=1e-5 * max(1.0, float(expected.abs().max())))
+    # A norm of heads of two dims, as random plans have them, amplifies rounding where both are small.
+    tolerance = 5e-5 if plan.qk_norm and min(plan.head_dims) < 8 else 1e-5
+    torch.testing.assert_close(logits, expected, rtol=0, atol=tolerance * max(1.0, float(expected.abs().max())))
 
 
 @given(plan=paddable_plans(), seed=st.integers(0, 100))
