@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from meristem.export.hf import hf_config
 from meristem.export.slots import named_tensors, unroll
@@ -52,3 +54,15 @@ def with_lively_gates(model: Decoder) -> Decoder:
         with torch.no_grad():
             model.gate_ramp.copy_(torch.rand(model.gate_ramp.shape, generator=torch.Generator().manual_seed(5)))
     return model
+
+
+def assert_same(exported: Any, model: Transformer, tokens: Tensor) -> None:
+    """Logits of an exported model are those of ours to 1e-5, or as near as rounding lets ours be to exact ones.
+
+    Random plans have heads of two dims, whose norms amplify rounding where both are small.
+    """
+    with torch.no_grad():
+        found, expected = exported(input_ids=tokens).logits, model.logits(tokens)
+        exact = copy.deepcopy(model).double().logits(tokens)
+    tolerance = 1e-5 * max(1.0, float(expected.abs().max())) + 4 * float((expected - exact).abs().max())
+    torch.testing.assert_close(found, expected, rtol=0, atol=tolerance)

@@ -25,7 +25,7 @@ from meristem.model import Classifier, Decoder
 from meristem.plan import Plan
 from model.helpers import grown_plans, lively, random_tokens
 
-from .helpers import EVERYTHING, in_transformers, with_lively_gates
+from .helpers import EVERYTHING, assert_same, in_transformers, with_lively_gates
 
 
 @pytest.fixture(scope="module")
@@ -36,14 +36,6 @@ def own() -> Decoder:
 @pytest.fixture
 def exported(own: Decoder) -> Any:
     return in_transformers(own)
-
-
-def assert_same(exported: Any, model: Decoder | Classifier, tokens: Tensor) -> None:
-    with torch.no_grad():
-        expected = model.logits(tokens)
-        found = exported(input_ids=tokens).logits
-    scale = max(1.0, float(expected.abs().max()))
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5 * scale)
 
 
 def widened(plan: Plan) -> Plan:
