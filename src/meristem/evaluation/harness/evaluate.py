@@ -186,7 +186,8 @@ def _metrics(found: dict[str, Any], loaded: dict[str, Any], asked: Sequence[str]
     groups = loaded.get("groups", {})
     parents = {child: name for name, group in groups.items() for child in group.child_names}
     better: dict[str, dict[str, bool]] = found["higher_is_better"]
-    for task in sorted(found["results"], key=lambda name: parents.get(name) is not None):
+    places = {name: place for place, name in enumerate(asked)}
+    for task in sorted(found["results"], key=lambda name: (name in parents, places.get(name, len(asked)))):
         numbers = found["results"][task]
         parts = [child.task_name for child in groups[task].get_all_tasks()] if task in groups else [task]
         rows = sum(found["n-samples"][part]["effective"] for part in parts)
