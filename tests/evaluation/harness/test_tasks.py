@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -216,6 +217,22 @@ def test_an_own_folder_of_tasks(run: RunFolder, copies: Path, own: Path) -> None
     for data in (None, copies):
         result = evaluate_tasks(run.path, ["sums"], data=data, task_folder=own, device="cpu", limit=3)
         assert [(metric.task, metric.metric, metric.rows) for metric in result.metrics] == [("sums", "exact_match", 3)]
+
+
+def test_the_task_in_the_guide(run: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    guide = (Path(__file__).resolve().parents[3] / "docs/guide.md").read_text(encoding="utf-8")
+    (text,) = re.findall(r"```yaml\n(.*?)```", guide, re.DOTALL)
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "capitals.yaml").write_text(text)
+    row = {"country": "Peru", "cities": ["Lima", "Quito"], "right": 0}
+    (tmp_path / "capitals.jsonl").write_text(json.dumps(row) + "\n")
+    monkeypatch.chdir(tmp_path)
+    loaded = load_tasks(["capitals"], None, tmp_path / "own")
+    assert requests_of(loaded, "capitals") == [
+        [("The capital of Peru is", " Lima"), ("The capital of Peru is", " Quito")]
+    ]
+    result = evaluate_tasks(run.path, ["capitals"], task_folder="own", device="cpu", out=tmp_path)
+    assert [metric.metric for metric in result.metrics] == ["acc"]
 
 
 def test_names_that_are_not_known(copies: Path, own: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""`meristem eval --tasks`: what a run, or an exported model, is worth on tasks of lm-evaluation-harness."""
+"""What a run, or an exported model, is worth on tasks of lm-evaluation-harness."""
 
 from __future__ import annotations
 
