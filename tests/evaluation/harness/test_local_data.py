@@ -21,7 +21,6 @@ def folder(tmp_path: Path) -> Path:
 
 
 def read(folder: Path, **options: object) -> list[dict[str, object]]:
-    pytest.importorskip("datasets", reason="needs the extra eval")
     found = rows(data=str(folder), file=FILE, split="test", fields=["a"], version=1.0, **options)  # type: ignore[arg-type]
     return list(found["test"])
 
@@ -35,6 +34,7 @@ def test_pages_begin_at_titles_of_the_first_order() -> None:
 
 
 def test_rows_may_be_packed_or_not_and_hold_any_character(folder: Path) -> None:
+    pytest.importorskip("datasets", reason="needs the extra eval (make test-eval)")
     lines = '{"a": "one\u2028two", "b": 1}\n\n{"a": "x", "b": 2}\n'
     (folder / "zeroshot/rows.jsonl").write_text(lines, encoding="utf-8")
     assert read(folder) == [{"a": "one\u2028two"}, {"a": "x"}]

@@ -23,12 +23,12 @@ def rows(
     *, data: str, file: str, split: str, fields: Sequence[str], where: dict[str, str] | None = None, **_: Any
 ) -> dict[str, Dataset]:
     """A split of the rows of a file, one JSON object a line, with these fields; with `where`, of some rows only."""
-    from datasets import Dataset
-
     found = _rows(data, file, (*fields, *(where or {})))
     chosen = [row for row in found if all(row[field] == value for field, value in (where or {}).items())]
     if not chosen:
         raise InputError("data", data, f"{file} there has no rows{f' with {where}' if where else ''}")
+    from datasets import Dataset
+
     return {split: Dataset.from_list(chosen)}
 
 
