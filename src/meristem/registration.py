@@ -48,18 +48,17 @@ def register_models() -> None:
 
 
 class _Watch(MetaPathFinder):
-    """Waits for the import of transformers, once, and then registers."""
+    """Waits for the import of transformers, and then registers; many only ask whether it is there."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         if fullname != LIBRARY:
             return None
-        sys.meta_path.remove(self)
         for finder in sys.meta_path:
-            spec = finder.find_spec(fullname, path, target)
+            spec = None if finder is self else finder.find_spec(fullname, path, target)
             if spec is not None and spec.loader is not None:
-                spec.loader = _Registering(spec.loader)
+                spec.loader = _Registering(spec.loader, self)
                 return spec
         return None
 
@@ -67,8 +66,8 @@ class _Watch(MetaPathFinder):
 class _Registering(Loader):
     """The loader of transformers, after which our models are registered."""
 
-    def __init__(self, loader: Loader) -> None:
-        self._loader = loader
+    def __init__(self, loader: Loader, watch: _Watch) -> None:
+        self._loader, self._watch = loader, watch
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         return self._loader.create_module(spec)
@@ -77,6 +76,8 @@ class _Registering(Loader):
         spec = module.__spec__
         assert spec is not None
         spec.loader = module.__loader__ = self._loader  # nobody else needs to know of us
+        if self._watch in sys.meta_path:
+            sys.meta_path.remove(self._watch)
         self._loader.exec_module(module)
         register_models()
 

@@ -108,6 +108,15 @@ def test_no_flag_is_needed_after_meristem_is_imported(folders: dict[str, Path], 
     assert_stands_alone(tmp_path)
 
 
+def test_no_flag_is_needed_after_somebody_has_only_asked_for_transformers(folders: dict[str, Path]) -> None:
+    code = """import sys, meristem, importlib.util
+assert importlib.util.find_spec("transformers") is not None and "transformers" not in sys.modules
+from transformers import AutoConfig
+print(type(AutoConfig.from_pretrained(sys.argv[1], trust_remote_code=False)).__module__)"""
+    done = python("-c", code, folders["heads"])
+    assert done.stdout == "meristem.export.standalone.configuration_meristem\n", done.stderr
+
+
 def test_no_flag_is_needed_if_transformers_was_there_first(folders: dict[str, Path], tmp_path: Path) -> None:
     assert "transformers" in sys.modules
     watch_for_transformers()
