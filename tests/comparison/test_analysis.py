@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from scipy import stats
 
 from comparison.helpers import comparison, result, results, tables
 from meristem.comparison.analysis import analyse, facts_of
@@ -152,6 +153,25 @@ def test_power_is_told(asked: Comparison) -> None:
     assert re.search(r"with 4 pairs a difference of 0\.\d{4} would have been shown with 80 % chance", said)
     assert re.search(r"one as large as measured, -0\.0500, needs [\d,]+ seeds, [\d,]+ more", said)
     assert re.search(r"one as large as the margin, 0\.1, needs [\d,]+ seeds", said)
+
+
+def test_what_corrected_contrasts_could_have_shown_is_reckoned_at_their_level(tmp_path: Path) -> None:
+    arms = {**tables()["arms"], **{name: {"model.schedule": name} for name in ("reverse", "bump", "shuffle")}}
+    losses = {**LOSSES, "bump": [3.0, 3.3, 3.1, 3.0], "shuffle": [3.1, 3.1, 3.2, 2.8]}
+    primary, *others = analyse(comparison(tmp_path, arms=arms, seeds=[0, 1, 2, 3]), results(losses)).contrasts
+    assert (primary.level, [line.level for line in others]) == (0.05, [pytest.approx(0.05 / 3)] * 3)
+    for line in (primary, *others):
+        beyond = stats.t.ppf(1 - line.level / 2, 3)
+        shift = line.detectable / line.difference.error
+        assert stats.nct.sf(beyond, 3, shift) + stats.nct.cdf(-beyond, 3, shift) == pytest.approx(0.8, abs=1e-4)
+
+
+def test_lines_of_the_launches_that_were_cut_off_are_passed_over(tmp_path: Path) -> None:
+    asked, lines = comparison(tmp_path, seeds=[0, 1]), [json.dumps({"run": "runs/prism/seed-0", "jobs": 2})] * 2
+    (tmp_path / "launches.jsonl").write_text(f'{{"run": "runs/pr{lines[0]}\n{lines[1]}\n{lines[0][:20]}')
+    known = {key: run for key, run in results(LOSSES).items() if key.arm != "reverse" and key.seed < 2}
+    analysis, _ = show(asked, known, tmp_path)
+    assert any("Up to 2 runs went side by side" in note for note in analysis.notes)
 
 
 def test_on_a_grid_all_contrasts_are_corrected_together(tmp_path: Path) -> None:
