@@ -20,6 +20,7 @@ from meristem.training import tasks
 from meristem.training.loop import resume
 
 from .helpers import assert_equal_runs, copy_run, metrics, prepared_labelled, tiny_config, trained
+from .test_loop import poison
 
 LOSSES = [3.0, 2.0, 2.5, math.nan, 1.5, 1.6, 1.7, 1.4]  # as evaluations find them, at every second step
 
@@ -73,6 +74,20 @@ def test_the_best_checkpoint_stays_beside_the_newest(data: Path, tmp_path: Path)
     assert load_run(run.path, step="14", device="cpu").step == 14
     with pytest.raises(InputError, match=r"step = 'x': has no checkpoint; there are \[10, 14\], and best"):
         load_run(run.path, step="x")
+
+
+@pytest.mark.usefixtures("scripted")
+def test_the_best_checkpoint_stays_where_a_better_one_cannot_be_saved(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While updates are being skipped nothing is saved, be it the best."""
+    poison(monkeypatch, {10}, "loss")
+    run = trained(
+        data, tmp_path / "run", train__steps=14, eval__every=2, checkpoint__every=7, checkpoint__keep=1,
+        checkpoint__keep_best=True,
+    )  # fmt: skip
+    assert steps_of(run) == [4, 14]  # 2.0; there is no checkpoint of 1.5, at step 10
+    assert load_run(run.path, step="best", device="cpu").step == 14  # 1.7
 
 
 @pytest.mark.usefixtures("scripted")
