@@ -98,8 +98,12 @@ def test_without_it_the_best_of_those_that_there_are_is_taken(data: Path, tmp_pa
 
 
 @pytest.mark.usefixtures("scripted")
-def test_a_run_ends_when_its_patience_does_and_stays_ended(data: Path, tmp_path: Path) -> None:
+def test_a_run_ends_when_its_patience_does_and_stays_ended(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run = trained(data, tmp_path / "run", train__steps=40, eval__every=2, eval__patience=2, checkpoint__every=0)
+    said = "step 8: ends here, as held_out_loss was not better than at step 4 in 2 evaluations"
+    assert said in capsys.readouterr().out
     assert metrics(run)[-1]["step"] == 8  # 2.0, then 2.5 and NaN
     assert steps_of(run) == [8]
     last = last_event(run)

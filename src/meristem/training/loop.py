@@ -397,9 +397,10 @@ class Trainer:
         if last or progress.skipped_in_a_row or not progress.best.exhausted(patience):
             return False
         progress.ended_early = True
+        best = progress.best
+        than = "" if best.step is None else f" than at step {best.step}"
         record.display.note(
-            f"step {progress.step}: ends here, as {progress.best.by} was best at step {progress.best.step} "
-            f"({counted(patience, 'evaluation')} ago)"
+            f"step {progress.step}: ends here, as {best.by} was not better{than} in {counted(best.since, 'evaluation')}"
         )
         return True
 
