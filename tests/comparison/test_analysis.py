@@ -16,7 +16,7 @@ from meristem.comparison.file import Comparison
 from meristem.comparison.numbers import parts, seconds, short
 from meristem.comparison.planning import RunKey
 from meristem.comparison.record import show
-from meristem.comparison.tables import markdown
+from meristem.comparison.tables import Table, markdown
 
 LOSSES = {"uniform": [3.0, 3.2, 3.1, 3.05], "prism": [2.9, 3.11, 2.99, 2.95], "reverse": [3.01, 3.17, 3.13, 3.04]}
 
@@ -216,10 +216,16 @@ def test_budgets_of_another_arm_are_held_against_its_run_with_the_same_seed(tmp_
 def test_markdown_tables_are_whole(asked: Comparison) -> None:
     text = markdown(asked, analyse(asked, results(LOSSES)))
     blocks = re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE)
-    assert len(blocks) == 5
+    assert len(blocks) == 6
     for block in blocks:
         bars = [[place for place, letter in enumerate(line) if letter == "|"] for line in block.splitlines()]
         assert all(line == bars[0] for line in bars)  # one below the other
+    assert re.search(r"\| reverse +\| model\.schedule = reverse +\|", blocks[-1])
+
+
+def test_bars_in_names_end_no_cell() -> None:
+    """Values of a grid, which are anything, are part of the names of arms."""
+    assert str(Table("", ("arm", "b"), [("uniform @ path=x|y", "1")])).splitlines()[2] == "| uniform @ path=x\\|y | 1 |"
 
 
 def test_before_anything_is_done_there_is_a_text_all_the_same(asked: Comparison) -> None:

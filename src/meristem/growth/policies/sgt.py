@@ -113,8 +113,8 @@ class Sgt(Policy):
         if self.first_decision + self.window_steps > self.total_steps:
             raise InputError(
                 "start", self.start,
-                f"leaves no time to grow: the first decision comes after {counted(self.first_decision, 'update')}, a new "
-                f"pass needs {self.window_steps} to settle, and the run has {self.total_steps}",
+                f"leaves no time to grow: the first decision comes after {counted(self.first_decision, 'update')}, a "
+                f"new pass needs {self.window_steps} to settle, and the run has {self.total_steps}",
             )  # fmt: skip
 
     @property
