@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from scipy import stats
 
 from comparison.helpers import comparison, result, results, tables
 from meristem.comparison.analysis import analyse, facts_of
@@ -15,7 +16,7 @@ from meristem.comparison.file import Comparison
 from meristem.comparison.numbers import parts, seconds, short
 from meristem.comparison.planning import RunKey
 from meristem.comparison.record import show
-from meristem.comparison.tables import markdown
+from meristem.comparison.tables import Table, markdown
 
 LOSSES = {"uniform": [3.0, 3.2, 3.1, 3.05], "prism": [2.9, 3.11, 2.99, 2.95], "reverse": [3.01, 3.17, 3.13, 3.04]}
 
@@ -154,6 +155,26 @@ def test_power_is_told(asked: Comparison) -> None:
     assert re.search(r"one as large as the margin, 0\.1, needs [\d,]+ seeds", said)
 
 
+def test_what_corrected_contrasts_could_have_shown_is_reckoned_at_their_level(tmp_path: Path) -> None:
+    arms = {**tables()["arms"], **{name: {"model.schedule": name} for name in ("reverse", "bump", "shuffle")}}
+    losses = {**LOSSES, "bump": [3.0, 3.3, 3.1, 3.0], "shuffle": [3.1, 3.1, 3.2, 2.8]}
+    primary, *others = analyse(comparison(tmp_path, arms=arms, seeds=[0, 1, 2, 3]), results(losses)).contrasts
+    assert primary.level == 0.05
+    assert [line.level for line in others] == pytest.approx([0.05 / 3] * 3)
+    for line in (primary, *others):
+        beyond = stats.t.ppf(1 - line.level / 2, 3)
+        shift = line.detectable / line.difference.error
+        assert stats.nct.sf(beyond, 3, shift) + stats.nct.cdf(-beyond, 3, shift) == pytest.approx(0.8, abs=1e-4)
+
+
+def test_lines_of_the_launches_that_were_cut_off_are_passed_over(tmp_path: Path) -> None:
+    asked, lines = comparison(tmp_path, seeds=[0, 1]), [json.dumps({"run": "runs/prism/seed-0", "jobs": 2})] * 2
+    (tmp_path / "launches.jsonl").write_text(f'{{"run": "runs/pr{lines[0]}\n{lines[1]}\n{lines[0][:20]}')
+    known = {key: run for key, run in results(LOSSES).items() if key.arm != "reverse" and key.seed < 2}
+    analysis, _ = show(asked, known, tmp_path)
+    assert any("Up to 2 runs went side by side" in note for note in analysis.notes)
+
+
 def test_on_a_grid_all_contrasts_are_corrected_together(tmp_path: Path) -> None:
     found = comparison(tmp_path, sweep={"train.batch_size": [2, 4]}, seeds=[0, 1, 2, 3])
     losses = {f"{arm} @ batch_size={size}": LOSSES[arm] for arm in ("uniform", "prism") for size in (2, 4)}
@@ -196,10 +217,16 @@ def test_budgets_of_another_arm_are_held_against_its_run_with_the_same_seed(tmp_
 def test_markdown_tables_are_whole(asked: Comparison) -> None:
     text = markdown(asked, analyse(asked, results(LOSSES)))
     blocks = re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE)
-    assert len(blocks) == 5
+    assert len(blocks) == 6
     for block in blocks:
         bars = [[place for place, letter in enumerate(line) if letter == "|"] for line in block.splitlines()]
         assert all(line == bars[0] for line in bars)  # one below the other
+    assert re.search(r"\| reverse +\| model\.schedule = reverse +\|", blocks[-1])
+
+
+def test_bars_in_names_end_no_cell() -> None:
+    """Values of a grid, which are anything, are part of the names of arms."""
+    assert str(Table("", ("arm", "b"), [("uniform @ path=x|y", "1")])).splitlines()[2] == "| uniform @ path=x\\|y | 1 |"
 
 
 def test_before_anything_is_done_there_is_a_text_all_the_same(asked: Comparison) -> None:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.functional import cross_entropy
 
-from meristem.evaluation.calibration import COLDEST, calibrate, calibration_error, fitted_temperature
+from meristem.evaluation.calibration import COLDEST, Calibration, calibrate, calibration_error, fitted_temperature
 
 
 def drawn(seed: int, rows: int, classes: int, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
@@ -39,6 +39,8 @@ def test_the_temperature_that_labels_were_drawn_at_is_found() -> None:
 def test_a_classifier_without_a_mistake_is_not_certain_without_end() -> None:
     logits = torch.tensor([[5.0, 0.0], [0.0, 5.0]] * 20)
     assert COLDEST <= fitted_temperature(logits, logits.argmax(-1)) < 0.2  # where its loss is 0 to the last bit
+    found = calibrate(logits, logits.argmax(-1))  # and no such temperature is taken for what the rows have told
+    assert found == "there is no mistake in 40 held-out rows, so they do not tell how sure it may be"
 
 
 def test_the_error_is_the_distance_of_certainty_and_share_of_right_ones() -> None:
@@ -51,6 +53,7 @@ def test_the_error_is_the_distance_of_certainty_and_share_of_right_ones() -> Non
 def test_what_a_calibration_is_worth_is_measured_on_other_rows() -> None:
     logits, labels = drawn(3, 4000, 3, 3.0)
     found = calibrate(logits, labels)
+    assert isinstance(found, Calibration)
     assert found.rows == 4000
     assert found.temperature == pytest.approx(3.0, rel=0.1)
     assert found.loss[0] == pytest.approx(float(cross_entropy(logits, labels)))

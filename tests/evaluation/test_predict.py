@@ -109,6 +109,12 @@ def test_tables(call: Call, run: RunFolder, source: Path, tmp_path: Path) -> Non
     assert max(entry["probabilities"], key=entry["probabilities"].get) == entry["label"] == first["label"]
 
 
+def test_a_file_without_rows_has_the_columns_of_others(call: Call, run: RunFolder, tmp_path: Path) -> None:
+    source = tmp_path / "none.csv"
+    source.write_text("text\n")
+    assert call("predict", run.path, source, "--device", "cpu").out == "line,label,p_high,p_low,p_odd\n"
+
+
 def test_what_is_refused(call: Call, run: RunFolder, source: Path, tmp_path: Path) -> None:
     before = source.read_bytes()
     said = call("predict", run.path, source, "--out", source)
@@ -146,6 +152,11 @@ def test_texts_are_read_without_their_labels(tmp_path: Path) -> None:
     assert list(read_texts(fasta, Columns(field=9, table="none.csv"))) == [
         TextRow(fasta, 1, "ACGT", "one"),
         TextRow(fasta, 5, "TT", "two"),
+    ]
+    fasta.write_bytes(b">\xff\nAC\n>two\nTT\n")  # an id that no table could be written with
+    assert list(read_texts(fasta, Columns())) == [
+        BadPlace(fasta, 1, "the id is not UTF-8 text"),
+        TextRow(fasta, 3, "TT", "two"),
     ]
     lines = io.BytesIO(b"a b\n\n \nc\xff\nlast")
     first, bad, last = stream_texts(lines)

@@ -20,6 +20,7 @@ from meristem.training import tasks
 from meristem.training.loop import resume
 
 from .helpers import assert_equal_runs, copy_run, metrics, prepared_labelled, tiny_config, trained
+from .test_loop import poison
 
 LOSSES = [3.0, 2.0, 2.5, math.nan, 1.5, 1.6, 1.7, 1.4]  # as evaluations find them, at every second step
 
@@ -76,6 +77,20 @@ def test_the_best_checkpoint_stays_beside_the_newest(data: Path, tmp_path: Path)
 
 
 @pytest.mark.usefixtures("scripted")
+def test_the_best_checkpoint_stays_where_a_better_one_cannot_be_saved(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While updates are being skipped nothing is saved, be it the best."""
+    poison(monkeypatch, {10}, "loss")
+    run = trained(
+        data, tmp_path / "run", train__steps=14, eval__every=2, checkpoint__every=7, checkpoint__keep=1,
+        checkpoint__keep_best=True,
+    )  # fmt: skip
+    assert steps_of(run) == [4, 14]  # 2.0; there is no checkpoint of 1.5, at step 10
+    assert load_run(run.path, step="best", device="cpu").step == 14  # 1.7
+
+
+@pytest.mark.usefixtures("scripted")
 def test_without_it_the_best_of_those_that_there_are_is_taken(data: Path, tmp_path: Path) -> None:
     run = trained(data, tmp_path / "run", train__steps=14, eval__every=2, checkpoint__every=4, checkpoint__keep=2)
     assert steps_of(run) == [12, 14]
@@ -83,8 +98,12 @@ def test_without_it_the_best_of_those_that_there_are_is_taken(data: Path, tmp_pa
 
 
 @pytest.mark.usefixtures("scripted")
-def test_a_run_ends_when_its_patience_does_and_stays_ended(data: Path, tmp_path: Path) -> None:
+def test_a_run_ends_when_its_patience_does_and_stays_ended(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run = trained(data, tmp_path / "run", train__steps=40, eval__every=2, eval__patience=2, checkpoint__every=0)
+    said = "step 8: ends here, as held_out_loss was not better than at step 4 in 2 evaluations"
+    assert said in capsys.readouterr().out
     assert metrics(run)[-1]["step"] == 8  # 2.0, then 2.5 and NaN
     assert steps_of(run) == [8]
     last = last_event(run)

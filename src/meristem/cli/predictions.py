@@ -64,7 +64,7 @@ def predict_command(
         temperature = 1.0 if isinstance(calibration, str) else calibration.temperature
         print(f"not calibrated: {calibration}" if isinstance(calibration, str) else calibration, file=sys.stderr)
     found = loaded.predict([row.text for row in rows], temperature=temperature)
-    table = prediction_table(rows, found, kind)
+    table = prediction_table(rows, found, recipe.classes, kind)
     if out is None:
         print(table, end="")
     else:

@@ -22,7 +22,7 @@ from meristem.comparison.planning import (
     wanted,
 )
 from meristem.comparison.results import Result
-from meristem.comparison.verdicts import Verdict, detectable_difference, seeds_needed, verdicts
+from meristem.comparison.verdicts import LEVEL, Verdict, detectable_difference, seeds_needed, verdicts
 from meristem.wording import counted
 
 Runs = Mapping[str, Mapping[int, Result]]  # by arm and seed
@@ -59,7 +59,11 @@ class ArmRow:
 
 @dataclass(frozen=True)
 class ContrastLine:
-    """A contrast with its verdict, and what its seeds could have shown."""
+    """A contrast with its verdict, and what its seeds could have shown.
+
+    That is reckoned at `level`: 5 %, or its share of that where several are corrected together, at which it is shown
+    whatever the others are.
+    """
 
     contrast: Contrast
     primary: bool
@@ -68,6 +72,7 @@ class ContrastLine:
     detectable: float  # with 80 % chance
     needed: int | None  # seeds to show a difference as large as the one that was measured
     by_seed: dict[int, float]  # the single differences
+    level: float
 
 
 @dataclass(frozen=True)
@@ -169,16 +174,17 @@ def _contrasts(comparison: Comparison, runs: Runs) -> list[ContrastLine]:
     lines: list[ContrastLine] = []
     for family in families:
         found = {c: d for c in family if (d := _difference(comparison, runs, c)) is not None}
-        better = comparison.lower_is_better
+        better, level = comparison.lower_is_better, LEVEL / max(1, len(family))
         judged = verdicts(list(found.values()), comparison.margin, among=len(family), lower_is_better=better)
         for (contrast, difference), verdict in zip(found.items(), judged, strict=True):
             lines.append(
                 ContrastLine(
                     contrast, contrast in comparison.primary, difference, verdict,
-                    detectable_difference(difference.deviation, difference.pairs),
-                    seeds_needed(difference.mean, difference.deviation) if difference.mean else None,
+                    detectable_difference(difference.deviation, difference.pairs, level),
+                    seeds_needed(difference.mean, difference.deviation, level) if difference.mean else None,
                     {arm.seed: arm.scores[comparison.measure] - baseline.scores[comparison.measure]
                      for arm, baseline in _pairs(runs, contrast)},
+                    level,
                 )
             )  # fmt: skip
     return lines
@@ -341,7 +347,7 @@ def _power_notes(comparison: Comparison, lines: Sequence[ContrastLine]) -> list[
             needed = _in_seeds(line.needed, pairs)
             notes.append(f"{name}: one as large as measured, {line.difference.mean:+.4f}, needs {needed}.")
         if comparison.margin is not None:
-            needed = _in_seeds(seeds_needed(comparison.margin, line.difference.deviation), pairs)
+            needed = _in_seeds(seeds_needed(comparison.margin, line.difference.deviation, line.level), pairs)
             notes.append(f"{name}: one as large as the margin, {comparison.margin:g}, needs {needed}.")
     return notes
 

@@ -16,7 +16,7 @@ from meristem.comparison.file import Comparison
 from meristem.comparison.planning import Results, Waiting, trial_settings, tuning_keys, tuning_score
 from meristem.comparison.running import LAUNCHES
 from meristem.comparison.tables import markdown
-from meristem.files import read_json, write_atomically
+from meristem.files import parsed_json, read_json, write_atomically
 
 RECORD = "comparison.json"
 
@@ -59,7 +59,9 @@ def _trials(comparison: Comparison, results: Results) -> list[dict[str, Any]]:
 
 def _side_by_side(out: Path, paths: set[str]) -> int:
     """The most runs that were allowed to run at a time, of those that are reported."""
-    launches = out / LAUNCHES
-    lines = launches.read_text(encoding="utf-8").splitlines() if launches.exists() else []
-    entries = [json.loads(line) for line in lines if line.endswith("}")]
-    return max((entry["jobs"] for entry in entries if entry["run"] in paths), default=1)
+    launches, most = out / LAUNCHES, 1
+    for line in launches.read_text(encoding="utf-8", errors="replace").splitlines() if launches.exists() else ():
+        with suppress(ValueError, KeyError, TypeError):  # a line that was cut off
+            entry = parsed_json(line)
+            most = max(most, entry["jobs"]) if entry["run"] in paths else most
+    return most

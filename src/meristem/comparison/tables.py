@@ -26,16 +26,17 @@ class Table:
 
     def __str__(self) -> str:
         """As Markdown, with columns that are straight in a terminal too."""
-        widths = [max(map(len, column)) for column in zip(self.columns, *self.rows, strict=True)]
-        lines = [self.columns, tuple("-" * width for width in widths), *self.rows]
+        cells = [[cell.replace("|", "\\|") for cell in line] for line in (self.columns, *self.rows)]
+        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+        lines = [cells[0], ["-" * width for width in widths], *cells[1:]]
         padded = [[cell.ljust(width) for cell, width in zip(line, widths, strict=True)] for line in lines]
         return "\n".join("| " + " | ".join(line) + " |" for line in padded)
 
 
 def tables(comparison: Comparison, analysis: Analysis) -> list[Table]:
-    """All tables: results, contrasts, cost, and where the time went."""
+    """All tables: results, contrasts, cost, where the time went, and what the arms are."""
     return [_scores(comparison, analysis), _contrasts(comparison, analysis), _costs(comparison, analysis),
-            _spent(analysis), _times(analysis)]  # fmt: skip
+            _spent(analysis), _times(analysis), _arms(comparison)]  # fmt: skip
 
 
 def markdown(comparison: Comparison, analysis: Analysis) -> str:
@@ -111,6 +112,14 @@ def _times(analysis: Analysis) -> Table:
         for line in analysis.times
     ]  # fmt: skip
     return Table("Time", columns, rows)
+
+
+def _arms(comparison: Comparison) -> Table:
+    rows = [
+        (arm.name, ", ".join(f"{key} = {value}" for key, value in arm.changes.items()) or "nothing")
+        for arm in comparison.arms.values()
+    ]
+    return Table("Arms", ("arm", "what it changes in the configuration"), rows)
 
 
 def summary(analysis: Analysis) -> list[str]:

@@ -75,12 +75,12 @@ def holm(ps: Sequence[float], among: int = 0) -> list[float]:
     return corrected
 
 
-def power(difference: float, deviation: float, pairs: int) -> float:
-    """The chance that a true difference is shown (two-sided t test at 5 %), given the spread of single differences."""
+def power(difference: float, deviation: float, pairs: int, level: float = LEVEL) -> float:
+    """The chance that a true difference is shown (two-sided t test), given the spread of single differences."""
     if deviation == 0:
-        return 1.0 if difference else LEVEL
+        return 1.0 if difference else level
     freedom, shift = pairs - 1, abs(difference) / deviation * math.sqrt(pairs)
-    beyond = float(stats.t.ppf(1 - LEVEL / 2, freedom))
+    beyond = float(stats.t.ppf(1 - level / 2, freedom))
 
     scale = math.log(2) * (1 - freedom / 2) - special.gammaln(freedom / 2)  # of the density of chi
 
@@ -96,13 +96,13 @@ def power(difference: float, deviation: float, pairs: int) -> float:
     return float(integrate.quad(shown, 0, likely, points=[middle])[0])  # scipy's nct has no value for some
 
 
-def detectable_difference(deviation: float, pairs: int) -> float:
+def detectable_difference(deviation: float, pairs: int, level: float = LEVEL) -> float:
     """The smallest true difference that so many pairs show with 80 % chance."""
     if deviation == 0:
         return 0.0
 
     def lacking(ratio: float) -> float:
-        return power(ratio, 1.0, pairs) - POWER
+        return power(ratio, 1.0, pairs, level) - POWER
 
     highest = 1.0
     while lacking(highest) < 0:
@@ -110,16 +110,17 @@ def detectable_difference(deviation: float, pairs: int) -> float:
     return deviation * float(optimize.brentq(lacking, 0.0, highest, xtol=1e-9))
 
 
-def seeds_needed(difference: float, deviation: float) -> int | None:
+def seeds_needed(difference: float, deviation: float, level: float = LEVEL) -> int | None:
     """The fewest pairs that show a true difference with 80 % chance; None if more than ten thousand."""
     if deviation == 0:
         return 2
     low, high = 2, 2
-    while power(difference, deviation, high) < POWER:
+    while power(difference, deviation, high, level) < POWER:
         if high == MOST_SEEDS:
             return None
         low, high = high + 1, min(high * 2, MOST_SEEDS)
     while low < high:
         middle = (low + high) // 2
-        low, high = (low, middle) if power(difference, deviation, middle) >= POWER else (middle + 1, high)
+        enough = power(difference, deviation, middle, level) >= POWER
+        low, high = (low, middle) if enough else (middle + 1, high)
     return high

@@ -46,10 +46,12 @@ def check_table(out: Path, source: Path | None) -> str:
     return kind
 
 
-def prediction_table(rows: Sequence[TextRow], found: Sequence[Prediction], kind: str = ".csv") -> str:
+def prediction_table(
+    rows: Sequence[TextRow], found: Sequence[Prediction], classes: Sequence[str], kind: str = ".csv"
+) -> str:
     """A line for each row: where it stands, its name if it has one, its label, and the probability of each class.
 
-    The probabilities of CSV and TSV are in columns that are called p_ and the class.
+    The probabilities of CSV and TSV are in columns that are called p_ and the class, also where there are no rows.
     """
     named = any(row.name is not None for row in rows)
     text = io.StringIO()
@@ -60,7 +62,6 @@ def prediction_table(rows: Sequence[TextRow], found: Sequence[Prediction], kind:
             text.write(json.dumps(entry, ensure_ascii=False) + "\n")
         return text.getvalue()
     table = csv.writer(text, delimiter="\t" if kind == ".tsv" else ",", lineterminator="\n")
-    classes = list(found[0].probabilities) if found else []
     table.writerow(["line", *["name"] * named, "label", *(f"p_{name}" for name in classes)])
     for row, one in zip(rows, found, strict=True):
         shares = (f"{share:.6g}" for share in one.probabilities.values())

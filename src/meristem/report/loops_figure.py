@@ -52,7 +52,7 @@ def loop_panels(history: LoopHistory) -> list[Panel]:
 def loops_facts(history: LoopHistory) -> str:
     """What a picture says of the loops, in a line."""
     grown = history.state(history.last_step).grown
-    facts = [f"{history.last_step:,} steps"]
+    facts = [counted(history.last_step, "step")]
     if grown:
         births = sum(len(one.births) for one in grown)
         facts.append(f"{counted(len(grown), 'layer')} grew {counted(births, 'pass', 'es')}")

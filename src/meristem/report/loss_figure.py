@@ -19,6 +19,7 @@ from meristem.report.drawing.frame import (
 )
 from meristem.report.drawing.numbers import loss_text, rounded
 from meristem.report.drawing.scales import CountScale, Scale
+from meristem.wording import counted
 
 HEIGHT = 300
 
@@ -57,7 +58,7 @@ def loss_svg(
     curves += [dot(at, 3.5, BLUE) for at in frame.place(finite_points(smooth)[-1:])]
     for _, curve, colour in measured:
         curves += [dot(at, 3.5 if len(curve) <= 50 else 2, colour) for at in frame.place(finite_points(curve))]
-    facts = f"{last_step:,} steps"
+    facts = counted(last_step, "step")
     axes = [*grid(frame, 5, size=12), side_name(frame, f"loss (nats per {unit})"), *bottom_axis(frame, "steps")]
     if tokens_per_step:
         facts += f", {rounded(last_step * tokens_per_step)} tokens"

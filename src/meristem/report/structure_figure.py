@@ -14,6 +14,7 @@ from meristem.report.drawing.elements import MARGIN, Box, Point, document, dot, 
 from meristem.report.drawing.frame import Frame, LegendEntry, caption, layer_names, legend, upright_grid
 from meristem.report.drawing.numbers import rounded
 from meristem.report.drawing.scales import Scale
+from meristem.wording import counted
 
 TIMES = "\u00d7"
 
@@ -56,7 +57,7 @@ def structure_svg(plan: Plan, distances: Sequence[float] | None = None, title: s
         right += DISTANCE_WIDTH
     width, below = right + MARGIN, frame.bottom + 48
     meanings, legend_height = legend(_legend_entries(plan), BOXES_LEFT, below, right)
-    facts = f"{count} layers, width {plan.width}, {rounded(plan.parameters)} parameters"
+    facts = f"{counted(count, 'layer')}, width {plan.width}, {rounded(plan.parameters)} parameters"
     return document(width, below + legend_height, title or "Structure", facts, [*parts, *meanings])
 
 
@@ -153,7 +154,7 @@ def _run_label(layer: LayerPlan, columns: Mapping[str, float], frame: Frame, fir
 def looped(layer: LayerPlan) -> str:
     """What a layer runs again and how often; many heads are counted instead of named."""
     if layer.loop is not None and len(layer.loop.heads) > NAMED_HEADS:
-        return f"{len(layer.loop.heads)} heads {TIMES}{layer.loop.passes}"
+        return f"{counted(len(layer.loop.heads), 'head')} {TIMES}{layer.loop.passes}"
     return layer.run_again.replace(" x", f" {TIMES}")
 
 

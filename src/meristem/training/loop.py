@@ -389,9 +389,10 @@ class Trainer:
         """Take what was measured into the best so far; whether it is the best."""
         best = from_first_rank(self.progress.best.after(step, measured.get(self.progress.best.by)))
         self.progress.best = best
-        if self.config.checkpoint.keep_best:
-            self.saver.best = best.step
-        return best.step == step
+        improved = best.step == step
+        if improved and self.config.checkpoint.keep_best and not self.progress.skipped_in_a_row:
+            self.saver.best = step  # not while nothing is saved: the former one would leave for nothing
+        return improved
 
     def ends_early(self, record: Recorder) -> bool:
         """Whether the run's patience is at an end, and the weights can be saved."""
@@ -400,9 +401,10 @@ class Trainer:
         if last or progress.skipped_in_a_row or not progress.best.exhausted(patience):
             return False
         progress.ended_early = True
+        best = progress.best
+        than = "" if best.step is None else f" than at step {best.step}"
         record.display.note(
-            f"step {progress.step}: ends here, as {progress.best.by} was best at step {progress.best.step} "
-            f"({counted(patience, 'evaluation')} ago)"
+            f"step {progress.step}: ends here, as {best.by} was not better{than} in {counted(best.since, 'evaluation')}"
         )
         return True
 

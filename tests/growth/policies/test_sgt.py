@@ -552,7 +552,7 @@ def test_heads_that_are_born_all_the_time_neither_stop_decisions_nor_break_loops
         *((f, v, "or whole updates") for f in ("start", "window") for v in (1.5, 1.0001, 20.5)),
         *(("beta", v, "from 0 to below 1") for v in (-0.1, 1, 1.5, math.nan)),
         *((f, v, "of type float") for f in ("start", "window", "beta") for v in ("a", True, None)),
-        ("start", 1000, "leaves no time to grow: the first decision comes after 1000 updates, a new pass needs 50"),
+        ("start", 1000, "leaves no time to grow: the first decision comes after 1,000 updates, a new pass needs 50"),
         ("start", 951, "to settle, and the run has 1000"),
         ("start", 2e6, "leaves no time to grow"),
         ("start", 0.9999, "leaves no time to grow"),

@@ -195,6 +195,19 @@ def test_one_of_several_runs_is_shown_in_detail(browser: Page, pages: dict[str, 
     assert browser.complaints == []
 
 
+def test_nothing_of_several_runs_is_cut_off_on_a_phone(browser: Page, pages: dict[str, Path]) -> None:
+    try:
+        browser.resize(390, 800, phone=True)
+        browser.open(pages["several"])
+        widths = browser.run(
+            "[...document.querySelectorAll('#compare .scroll')].map((s) => [s.scrollWidth, s.clientWidth])"
+        )
+        assert len(widths) == 2
+        assert all(inner <= outer for inner, outer in widths)
+    finally:
+        browser.resize(1280, 900)
+
+
 def test_light_dark_and_print(grown: Page) -> None:
     colour = "getComputedStyle(document.body).backgroundColor"
     light = grown.run(colour)

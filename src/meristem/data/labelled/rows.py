@@ -189,6 +189,8 @@ def _row(path: Path, record: _Record, columns: Columns) -> Row | BadPlace:
 
 def _text_row(path: Path, record: _Record, columns: Columns) -> TextRow | BadPlace:
     try:
+        if record.name is not None and not _is_text(record.name):
+            raise ValueError("the id is not UTF-8 text")
         return TextRow(path, record.line, _text(path, record.values, columns), record.name)
     except ValueError as error:
         return BadPlace(path, record.line, str(error))

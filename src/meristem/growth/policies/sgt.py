@@ -23,6 +23,7 @@ from meristem.limits import MOST_SEED, check_integer
 from meristem.moves import Moves
 from meristem.plan import Gates, Loop, Plan
 from meristem.records import finite
+from meristem.wording import counted
 
 FORGOTTEN = 2.0**-16  # weight of a reading that an average of entropies need not remember
 SHORTEST_WINDOW = 50  # updates, for windows given as a part of the run
@@ -112,8 +113,8 @@ class Sgt(Policy):
         if self.first_decision + self.window_steps > self.total_steps:
             raise InputError(
                 "start", self.start,
-                f"leaves no time to grow: the first decision comes after {self.first_decision} updates, a new pass "
-                f"needs {self.window_steps} to settle, and the run has {self.total_steps}",
+                f"leaves no time to grow: the first decision comes after {counted(self.first_decision, 'update')}, a "
+                f"new pass needs {self.window_steps} to settle, and the run has {self.total_steps}",
             )  # fmt: skip
 
     @property
@@ -136,7 +137,7 @@ class Sgt(Policy):
         """Settings that cannot have their effect in a run of this length."""
         decisions = 1 + (self.total_steps - self.window_steps - self.first_decision) // self.window_steps
         if self.passes > decisions:
-            return [f"passes = {self.passes} cannot be reached: the run has time for {decisions} decisions"]
+            return [f"passes = {self.passes} cannot be reached: the run has time for {counted(decisions, 'decision')}"]
         return []
 
     # --- structure --------------------------------------------------------------------------------------------------

@@ -16,7 +16,8 @@ from meristem.report.page.curves import columns, short
 from meristem.report.page.file import page_text
 from meristem.wording import counted
 
-WORDS = ("tested", "result", "final structure")  # columns that hold words; the first of a table does too
+# Columns that hold words; the first of a table does too.
+WORDS = ("tested", "result", "final structure", "what it changes in the configuration")
 
 Runs = Mapping[str, Mapping[int, Result]]
 

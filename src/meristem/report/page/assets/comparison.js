@@ -193,6 +193,7 @@ function build() {
         tableOf("Where the time went"),
         ...(lines.length ? [element("h3", {}, "Paired differences in seconds"), tableOf("Time")] : []),
       ),
+      section("arms", "Arms", tableOf("Arms")),
     ),
     element("footer", {}, `Made by meristem ${page.version} from the runs alone. Nothing is loaded from elsewhere.`),
   );

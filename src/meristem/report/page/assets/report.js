@@ -56,7 +56,7 @@ function compareSection(runs) {
         ...runs.map((run, index) => ({ title: run.name, number: true, of: (row) => row.values[index] })),
       ],
       table,
-      { label: "differences of the runs", wrap: true },
+      { label: "differences of the runs", wrap: true, cards: true },
     ),
     element("h3", { style: "margin-top:16px" }, `Settings that differ (${page.differences.length})`),
     page.differences.length
@@ -66,7 +66,7 @@ function compareSection(runs) {
             ...runs.map((run, index) => ({ title: run.name, code: true, of: (row) => row.values[index] ?? "–" })),
           ],
           page.differences,
-          { label: "settings that differ", wrap: true },
+          { label: "settings that differ", wrap: true, cards: true },
         )
       : element("p", {}, "None: the runs have the same configuration."),
   );
