@@ -102,8 +102,8 @@ def _number(value: float) -> str:
 
 def evaluate_tasks(
     model: str | Path, tasks: Sequence[str], *, data: str | Path | None = None, task_folder: str | Path | None = None,
-    limit: int | None = None, batch: int = 16, step: int | str | None = None, average: bool = False, device: str = "auto",
-    out: Path | None = None,
+    limit: int | None = None, batch: int = 16, step: int | str | None = None, average: bool = False,
+    device: str = "auto", out: Path | None = None,
 ) -> TaskEvaluation:  # fmt: skip
     """Measure a run, or a folder that transformers loads such as an exported one, on tasks of lm-evaluation-harness.
 
