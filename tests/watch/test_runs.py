@@ -164,14 +164,18 @@ def test_a_silent_run_is_cut_off_unless_its_process_lives(tmp_path: Path) -> Non
     assert [word(age) for age in (4 * 100, 6 * 100)] == ["at work", "cut off"]
 
 
-@pytest.mark.parametrize(
-    ("content", "held"), [("", False), ("x\n", False), ("-1\n", False), ("0\n", False), ("9" * 30, False)]
-)
-def test_who_holds_a_run_is_asked_without_taking_it(tmp_path: Path, content: str, held: bool) -> None:
+@pytest.mark.parametrize("content", ["", "x\n", "-1\n", "0\n", "9" * 30])
+def test_who_holds_a_run_is_asked_without_taking_it(
+    tmp_path: Path, content: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert not is_held(tmp_path)
-    (tmp_path / LOCK_FILE).write_text(content)
-    assert is_held(tmp_path) == held
-    (tmp_path / LOCK_FILE).write_text(f"{os.getpid()}\n")
+    with run_lock(tmp_path):
+        assert is_held(tmp_path)
+        (tmp_path / LOCK_FILE).write_text(content)
+        assert not is_held(tmp_path)
+    (tmp_path / LOCK_FILE).write_text(f"{os.getpid()}\n")  # alive, as a process with the pid of a dead one may be
+    assert not is_held(tmp_path)
+    monkeypatch.setattr("meristem.runs.lock.KNOWN_LOCKS", tmp_path / "none")  # where the system does not tell
     assert is_held(tmp_path)
     with run_lock(tmp_path):  # it is free to be taken
         pass

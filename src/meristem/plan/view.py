@@ -83,8 +83,8 @@ def plan_warnings(plan: Plan, tensor_parallel: int = 1) -> list[str]:
     if plan.width >= LARGE_WIDTH and plan.feed_forward % TILE:
         lower = plan.feed_forward // TILE * TILE
         found.append(
-            f"feed-forward {plan.feed_forward} is not a multiple of {TILE}, so products leave parts of their tiles empty "
-            f"on a GPU; {lower} or {lower + TILE} would fill them"
+            f"feed-forward {plan.feed_forward} is not a multiple of {TILE}, so products on a GPU leave parts of their "
+            f"tiles empty; {lower} or {lower + TILE} would fill them"
         )
     ratios = {layer.heads // layer.kv_heads for layer in plan.layers}
     if len(ratios) > 1:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from meristem.errors import RunError
 
 LOCK_FILE = ".lock"
+KNOWN_LOCKS = Path("/proc/locks")  # of Linux; a line has "MAJOR:MINOR:INODE "
 
 
 @contextmanager
@@ -42,20 +43,29 @@ def run_lock(folder: Path, name: Path | None = None) -> Iterator[None]:
 
 
 def is_held(folder: Path) -> bool:
-    """Whether the process that last held the run in `folder` still lives on this machine.
+    """Whether the process that last held the run in `folder` still lives on this machine, and holds it.
 
     Nothing is locked to find out, so that nobody is kept from it. A holder on another machine is not seen.
     """
     if sys.platform == "win32":
         return False
+    path = folder / LOCK_FILE
     try:
-        pid = int((folder / LOCK_FILE).read_text(encoding="utf-8", errors="replace")[:20])
-        os.kill(pid, 0)
-    except PermissionError:  # somebody else's
-        return True
+        pid = int(path.read_text(encoding="utf-8", errors="replace")[:20])
+        with suppress(PermissionError):  # somebody else's, and alive
+            os.kill(pid, 0)
+        return pid > 0 and _is_locked(path)
     except (OSError, ValueError, OverflowError):
         return False
-    return pid > 0
+
+
+def _is_locked(path: Path) -> bool:
+    """Whether the system knows of a lock on a file; True where it does not tell. A dead holder's pid may be reused."""
+    try:
+        locks = KNOWN_LOCKS.read_text(encoding="ascii")
+    except (OSError, ValueError):
+        return True
+    return f":{path.stat().st_ino} " in locks
 
 
 def check_free(folder: Path) -> None:
