@@ -11,7 +11,7 @@ from typing import Any
 
 from meristem.config import RESUMABLE, Config, build_config, known_values
 from meristem.data.labelled.recipe import RECIPE_FILE
-from meristem.data.tokenizer import CONFIG_FILE, TOKENIZER_FILE
+from meristem.data.tokenizer_files import CONFIG_FILE, TOKENIZER_FILE
 from meristem.errors import InputError, RunError, shown
 from meristem.files import read_json, sha256_of, write_atomically
 from meristem.plan import Plan

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from meristem.data.fields import Fields
 from meristem.data.labelled.pieces import KINDS, RESERVED, UNKNOWN, Cut
 from meristem.data.labelled.rows import Columns
-from meristem.data.tokenizer import TOKENIZER_FILE
+from meristem.data.tokenizer_files import TOKENIZER_FILE
 from meristem.errors import RunError
 from meristem.files import read_json, read_text
 from meristem.limits import LARGEST_COUNT, MOST_CONTEXT
