@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 DEMO := runs/demo
 CHAOS := runs/chaos
 
-.PHONY: demo test test-slow browser bench-page chaos format clean
+.PHONY: demo test test-slow test-eval browser bench-page chaos format clean
 
 # Each step leaves its mark when it has ended well, so that an interrupted one is done again.
 $(VENV)/.made:
@@ -39,6 +39,11 @@ test: $(VENV)/.dev
 
 test-slow: $(VENV)/.dev
 	$(BIN)/pytest -m "slow or browser"
+
+# Those of zero-shot tasks too, which are skipped where lm-evaluation-harness is not: it brings 300 MB along.
+test-eval: $(VENV)/.dev
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,eval]'
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 tests/evaluation
 
 # The browser in which pages are tested, from the system's packages; without it these tests are skipped.
 browser:

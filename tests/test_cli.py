@@ -603,15 +603,18 @@ def test_errors_name_the_flags_that_mend_them(place: Path, call: Call, tmp_path:
     refused(call("data", "prepare-labelled", rows, "--out", tmp_path / "data"), "(--on-error skip)")
 
 
+OWN_FLAGS = ("reading.py", "start.py", "running.py", "repeat.py")
+
+
 def test_flags_are_named_by_the_command_line_only() -> None:
-    """Except where it is called itself, its overrides are read, or a page says how to repeat a run.
+    """Except where it is called itself, its overrides are read, a page says how to repeat a run, or in a script.
 
     Docstrings are for programmers.
     """
     source = Path(meristem.__file__).parent
     found = []
     for path in source.rglob("*.py"):
-        if path.parent.name == "cli" or path.name in ("reading.py", "start.py", "running.py", "repeat.py"):
+        if path.parent.name in ("cli", "standalone") or path.name in OWN_FLAGS:
             continue
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             text = node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
@@ -638,3 +641,14 @@ def test_notes_of_the_library_are_plain_lines(place: Path, tmp_path: Path, call:
     assert said.err.startswith("damaged checkpoint passed over: ")
     assert json.loads(said.out)["step"] == 8
     assert "\ndamaged checkpoint passed over: " in f"\n{call('resume', run).out}"
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [("meristem tr", "train"), ("meristem bench re", "recipe"), ("meristem eval x --ave", "--average")],
+)
+def test_shells_complete_verbs_and_options(words: str, expected: str) -> None:
+    asked = {"_MERISTEM_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+    command = [sys.executable, "-m", "meristem"]
+    said = subprocess.run(command, env={**os.environ, **asked}, capture_output=True, text=True)
+    assert said.stdout.split() == [expected], said.stderr

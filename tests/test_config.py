@@ -47,7 +47,7 @@ UNUSUAL: dict[str, Any] = {
     "model.layers": 3, "model.width": 96, "model.heads": 6, "model.schedule": "shuffle", "model.head_list": [2, 3],
     "model.dims": [48, 32], "model.shuffle_seed": 5, "model.kv_group": 2, "model.context": 77,
     "model.feed_forward": 80, "model.plan": 'a "plan".json', "data.path": "C:\\data\tnaïve", "data.seed": 7,
-    "model.head_dim": 24, "model.pooling": "first", "model.qk_norm": True,
+    "model.head_dim": 24, "model.pooling": "first", "model.qk_norm": True, "model.start_from": "runs/other",
     "data.class_weights": "balanced", "eval.rows": 9,
     "train.steps": 31, "train.batch_size": 6, "train.micro_batch": 3, "train.seed": 8, "train.device": "cuda:3",
     "train.compile": True, "train.attention": "math", "train.max_skipped": 4, "train.on_divergence": "rewind",
@@ -68,7 +68,7 @@ LOOPED: dict[str, Any] = {
     "heads_per_layer": 3, "max_layers": 2, "shortlist": 5, "excluded": [0, 1], "order": "shallow_first",
 }  # fmt: skip
 TABLES: dict[str, dict[str, Any]] = {
-    "stack": {"start_layers": 3, "at": [0.3, 600.0], "order": "interleave"},
+    "stack": {"start_layers": 3, "layers": 6, "at": [0.3, 600.0], "order": "interleave"},
     "incrt": {
         **BIRTHS, "feed_every": 3, "calibration": 9, "cool_down": 90, "warm_up": 70, "certainty": 3.0, "share": 0.2,
         "steady": 0.7, "plateau": 0.3, "hits": 3, "feeds": 5,
@@ -149,7 +149,7 @@ def test_all_policies_are_built_in_their_order_for_the_length_of_the_run() -> No
     built = config.build_policies()
     assert [policy.title for policy in built] == names
     assert [getattr(policy, "total_steps", None) for policy in built] == [1000, 1000, 1000, None, 1000]
-    assert built[1] == Stack(1000, start_layers=3, at=(0.3, 600.0), order="interleave")
+    assert built[1] == Stack(1000, start_layers=3, at=(0.3, 600.0), order="interleave", layers=6)
     assert config.policy("published") is None
     assert config.growth.has("published", "sgt")
     assert not config.growth.has("published")

@@ -43,8 +43,22 @@ def test_heads_grow_by_a_policy_of_ones_own(
     assert sum(model.plan.heads) == 3 + 4
 
 
+def test_a_pretrained_model_goes_on_growing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, decisions = said_of("import_and_grow.py", tmp_path, monkeypatch, capsys)
+    assert decisions
+    (loop,) = model.plan.loops.values()
+    assert len(loop.heads) == 2
+    begun, run = (RunFolder.open(Path("runs") / name) for name in ("imported", "looped"))
+    assert run.plan.layers == begun.plan.layers
+    assert run.newest_plan == model.plan
+    assert [entry["held_out_loss"] for entry in run.read(run.metrics) if "held_out_loss" in entry][-1] < 4
+
+
 def test_every_example_is_tested() -> None:
-    assert {path.name for path in EXAMPLES.glob("*.py")} == {"growth_hf.py", "growth_pytorch.py", "own_policy.py"}
+    known = {"growth_hf.py", "growth_pytorch.py", "own_policy.py", "import_and_grow.py"}
+    assert {path.name for path in EXAMPLES.glob("*.py")} == known
 
 
 # --- a policy of one's own in runs of the command line ---------------------------------------------------------------

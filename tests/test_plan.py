@@ -20,8 +20,9 @@ from hypothesis import strategies as st
 from meristem.errors import InputError, RunError
 from meristem.growth.edits import LoopHeads, RepeatBlock
 from meristem.model.encoder import build_model
-from meristem.plan import Gates, LayerPlan, Loop, Plan, Shape, default_feed_forward
+from meristem.plan import Gates, LayerPlan, Loop, Plan, Rotary, Shape, default_feed_forward
 from meristem.plan.costs import Cost, Flops, TrainingOptions
+from model.helpers import variants
 
 SIZES: dict[str, dict[str, Any]] = {
     "small": {"layers": 12, "width": 768, "heads": 12},
@@ -266,6 +267,7 @@ plans = st.builds(
     st.none() | st.builds(Gates, st.integers(4, 6), st.integers(16, 20), st.booleans()),
     qk_norm=st.booleans(),
 )
+plans = st.builds(lambda plan, variant: replace(plan, **variant), plans, variants())
 
 
 @given(plan=plans)
@@ -320,6 +322,14 @@ def test_digest_of_a_grown_plan() -> None:
         RepeatBlock(0, 0).apply(plan),
         LoopHeads(1, (0, 3), 2).apply(plan),  # the order of heads is that of their gates
         replace(plan, qk_norm=True),
+        replace(plan, qk_norm=True, qk_gain=True),
+        replace(plan, qkv_bias=True),
+        replace(plan, tied=False),
+        replace(plan, norm_eps=1e-6),
+        replace(plan, rotary=Rotary(500_000.0)),
+        replace(plan, rotary=Rotary(factor=4.0)),
+        replace(plan, rotary=Rotary(factor=4.0, band=(1.0, 4.0), context=32)),
+        replace(plan, rotary=Rotary(factor=4.0, band=(1.0, 4.0), context=33)),
     ]
     assert len({plan.digest, *(variant.digest for variant in variants)}) == 1 + len(variants)
 
@@ -337,7 +347,7 @@ def test_files_from_before_growth_mean_what_they_meant() -> None:
     assert json.loads(plan.to_json()) == json.loads(old)
     named = json.loads(old)
     named["gates"] = None
-    named["qk_norm"] = False
+    named |= {"qk_norm": False, "qk_gain": False, "qkv_bias": False, "tied": True, "norm_eps": 1e-5, "rotary": {}}
     named["layers"][0]["repeats"] = 0
     assert Plan.from_dict(named).digest == plan.digest
 
@@ -362,10 +372,11 @@ def test_cost_is_the_sum_of_its_parts(plan: Plan) -> None:
 @given(plan=plans)
 def test_parameters_are_those_of_the_matrices(plan: Plan) -> None:
     d, f = plan.width, plan.feed_forward
-    shapes = [(plan.vocabulary, d), (d, 1)]
+    shapes = [(plan.vocabulary, d), (d, 1), *([] if plan.tied else [(d, plan.vocabulary)])]
     for layer in plan.layers:
         q, kv = layer.heads * layer.head_dim, layer.kv_heads * layer.head_dim
         shapes += [(d, q), (d, kv), (d, kv), (q, d), (d, f), (d, f), (f, d), (d, 1), (d, 1)]
+        shapes += [(q, 1), (kv, 1), (kv, 1)] * plan.qkv_bias + [(layer.head_dim, 1)] * 2 * plan.qk_gain
         if plan.gates is not None and plan.gates.trained:
             shapes.append((plan.gates.passes, plan.gates.heads))
     assert plan.parameters == sum(rows * columns for rows, columns in shapes)
@@ -966,3 +977,37 @@ def test_what_does_not_fit_is_named() -> None:
         assert message(caught).startswith(field)
         assert reason in message(caught)
         assert len(message(caught)) < 400
+
+
+@pytest.mark.parametrize(
+    ("variant", "field", "words"),
+    [
+        ({"tied": 1}, "tied", "true or false"),
+        ({"qkv_bias": "yes"}, "qkv_bias", "true or false"),
+        ({"qk_gain": True}, "qk_gain", "set qk_norm too"),
+        ({"norm_eps": 0.0}, "norm_eps", "above 0"),
+        ({"norm_eps": 1}, "norm_eps", "above 0"),
+        ({"rotary": 10_000}, "rotary", "must be an object"),
+        ({"rotary": {"theta": 1e4}}, "rotary.theta", "unknown field"),
+        ({"rotary": {"base": 1}}, "rotary.base", "above 1"),
+        ({"rotary": {"base": "high"}}, "rotary.base", "above 1"),
+        ({"rotary": {"factor": 0.5}}, "rotary.factor", "1 or above"),
+        ({"rotary": {"factor": 2.0, "band": [1.0, 4.0]}}, "rotary.band", "rotary.context"),
+        ({"rotary": {"factor": 2.0, "band": [4.0, 1.0], "context": 64}}, "rotary.band", "the lower first"),
+        ({"rotary": {"factor": 2.0, "band": 3, "context": 64}}, "rotary.band", "two numbers"),
+        ({"rotary": {"factor": 2.0, "band": [1.0, 4.0], "context": 0}}, "rotary.context", "at least 1"),
+        ({"tied": False, "classes": 3, "pooling": "mean"}, "tied", "language models"),
+    ],
+)
+def test_variants_that_cannot_be_are_refused_by_name(variant: dict[str, Any], field: str, words: str) -> None:
+    plan = Plan(8, 16, 32, 24, (LayerPlan(2, 4, 1),)).to_dict()
+    with pytest.raises(InputError, match=words) as caught:
+        Plan.from_dict(plan | variant)
+    assert caught.value.field == field
+
+
+def test_equal_rotations_are_equal_plans() -> None:
+    plan = Plan(8, 16, 32, 24, (LayerPlan(2, 4, 1),))
+    whole, real = (replace(plan, rotary=Rotary(base, 8, (1, 4), 64)) for base in (500_000, 500_000.0))
+    assert whole == real
+    assert whole.digest == real.digest

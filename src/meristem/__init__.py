@@ -3,6 +3,8 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from meristem.registration import watch_for_transformers
+
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
@@ -11,6 +13,7 @@ if TYPE_CHECKING:
     from meristem.errors import InputError, RunError
     from meristem.evaluation.evaluate import evaluate_run
     from meristem.evaluation.evaluate_classifier import evaluate_classifier
+    from meristem.export import export_run
     from meristem.gauges import EntropyGauge
     from meristem.growth import (
         AddBlock,
@@ -36,6 +39,7 @@ if TYPE_CHECKING:
     )
     from meristem.model import Classifier, Decoder
     from meristem.plan import LayerPlan, Plan
+    from meristem.pretrained import import_model
     from meristem.runs.own_loop import restore, save
     from meristem.runs.run_folder import load_run
     from meristem.training.loop import resume, train
@@ -74,7 +78,9 @@ _HOMES = {
     "StaticLoops": "meristem.growth",
     "evaluate_classifier": "meristem.evaluation.evaluate_classifier",
     "evaluate_run": "meristem.evaluation.evaluate",
+    "export_run": "meristem.export",
     "generate": "meristem.decoding",
+    "import_model": "meristem.pretrained",
     "load_config": "meristem.config",
     "load_run": "meristem.runs.run_folder",
     "Muon": "meristem.training.muon",
@@ -121,7 +127,9 @@ __all__ = [
     "__version__",
     "evaluate_classifier",
     "evaluate_run",
+    "export_run",
     "generate",
+    "import_model",
     "load_config",
     "load_run",
     "parameter_groups",
@@ -139,3 +147,6 @@ def __getattr__(name: str) -> Any:
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)
     raise AttributeError(f"module 'meristem' has no attribute {name!r}")
+
+
+watch_for_transformers()

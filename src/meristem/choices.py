@@ -27,3 +27,5 @@ BenchPolicy = Literal["sgt", "incrt", "stack"]
 
 KnownTaskKind = Literal["teacher", "bag", "noise"]
 DemoCriterion = Literal["demand", "published"]
+
+ExportFormat = Literal["hf", "llama", "onnx", "gguf"]

@@ -8,7 +8,7 @@ import torch
 
 from meristem.growth.edits import RepeatBlock
 from meristem.model import Decoder
-from meristem.plan import Gates, LayerPlan, Plan
+from meristem.plan import Gates, LayerPlan, Plan, Rotary
 from model.helpers import lively, looped, small_plan
 
 PROMPTS = [[5, 17, 3, 60], [44], [9, 9, 2, 31, 7, 8, 50], [1, 2]]
@@ -25,6 +25,8 @@ KINDS: dict[str, Plan] = {
     "loops": looped(small_plan("prism", kv_group=2), LOOPS),
     "gated loops": looped(small_plan("prism"), LOOPS, Gates(passes=3, heads=4)),
     "normed heads": looped(small_plan("prism", kv_group=2, qk_norm=True), LOOPS),
+    "biases": replace(looped(small_plan("prism", kv_group=2), LOOPS), qkv_bias=True, tied=False, norm_eps=1e-3),
+    "gains": replace(looped(small_plan("prism", kv_group=2, qk_norm=True), LOOPS), qk_gain=True, rotary=Rotary(500.0)),
     "repeats": RepeatBlock(3, 2).apply(small_plan("prism")),
     "grown heads": GROWN,
     "odd dims": replace(small_plan("uniform"), layers=(LayerPlan(2, 10, 1), LayerPlan(3, 22, 3), LayerPlan(1, 96, 1))),

@@ -12,8 +12,8 @@ from torch.nn.functional import silu
 
 from meristem.decoding import decode_ops
 from meristem.decoding.decode_ops import FEW_ROWS, attend_, norm_linear, norm_swiglu, product
-from meristem.model.attention import NORM_EPS
 from meristem.model.rotary import rotary_table
+from meristem.plan import NORM_EPS
 from model.helpers import complex_rotation, explicit_attention, needs_gpu, normed_heads, relative_error
 
 SHAPES = [(4, 4, 32), (6, 2, 48), (2, 1, 96), (1, 1, 300), (3, 3, 2), (5, 5, 22)]  # heads, kv heads, dim
@@ -74,7 +74,7 @@ def test_attention_of_the_newest_token(heads: int, kv_heads: int, dim: int, padd
     rope = rope_rows(dim, length - 1 - padding)
     position = torch.tensor([length - 1])
     newest, seen_padding = packed[:, -1].flatten(1).clone(), padding if padded else None
-    found = attend_(newest, cache, rope, position, seen_padding, heads, qk_norm)
+    found = attend_(newest, cache, rope, position, seen_padding, heads, NORM_EPS if qk_norm else None)
     torch.testing.assert_close(found, torch.stack(expected), rtol=1e-6, atol=1e-6)
     assert not cache[:, :, length - 1].isnan().any()
     assert cache[:, :, length:].isnan().all()

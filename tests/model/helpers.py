@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves
 from meristem.growth.edits import LoopHeads
 from meristem.model import Decoder, Transformer
 from meristem.model.fused import project_heads
-from meristem.plan import Gates, LayerPlan, Loop, Plan
+from meristem.plan import Gates, LayerPlan, Loop, Plan, Rotary
 
 Model = TypeVar("Model", bound=Transformer)
 
@@ -74,12 +74,13 @@ def lively(plan: Plan, dtype: torch.dtype = torch.float32, seed: int = 0) -> Dec
     model = Decoder(plan, seed).to(dtype)
     generator = torch.Generator().manual_seed(seed + 1)
     with torch.no_grad():
-        for parameter in model.parameters():
+        for name, parameter in model.named_parameters():
             if parameter.dim() == 2:
                 noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
                 parameter.copy_(noise / math.sqrt(parameter.shape[1]))
             else:
-                parameter.copy_(0.5 + torch.rand(parameter.shape, generator=generator, dtype=torch.float64))
+                least = -0.5 if name.endswith("bias") else 0.5
+                parameter.copy_(least + torch.rand(parameter.shape, generator=generator, dtype=torch.float64))
     return model
 
 
@@ -96,27 +97,45 @@ def explicit_attention(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
     return causal_probabilities(queries, keys) @ values
 
 
-def complex_rotation(x: Tensor, first: int = 0, theta: float = 10_000.0) -> Tensor:
+def turning(rotary: Rotary, dim: int) -> Tensor:
+    """The angle of each pair of coordinates in a token, (dim / 2,), one by one, as Llama 3's authors tell it."""
+    angles = []
+    for pair in range(dim // 2):
+        angle = 1 / rotary.base ** (2 * pair / dim)
+        if rotary.band is None or rotary.context is None:
+            angles.append(angle / rotary.factor)
+            continue
+        length, (low, high) = 2 * math.pi / angle, rotary.band  # tokens in which it goes round once
+        if length > rotary.context / low:
+            angle = angle / rotary.factor
+        elif length >= rotary.context / high:
+            part = (rotary.context / length - low) / (high - low)
+            angle = (1 - part) * angle / rotary.factor + part * angle
+        angles.append(angle)
+    return torch.tensor(angles, dtype=torch.float64)
+
+
+def complex_rotation(x: Tensor, first: int = 0, rotary: Rotary = Rotary()) -> Tensor:  # noqa: B008  (immutable)
     """Rotary positions as products of complex numbers: x (B, T, heads, dim), pairs (i, i + dim / 2)."""
     dim = x.shape[-1]
     numbers = torch.complex(x[..., : dim // 2].double(), x[..., dim // 2 :].double())
     positions = torch.arange(first, first + x.shape[1], dtype=torch.float64)
-    exponents = torch.arange(dim // 2, dtype=torch.float64) * 2 / dim
-    angles = positions[:, None, None] * theta**-exponents
+    angles = positions[:, None, None] * turning(rotary, dim)
     rotated = numbers * torch.polar(torch.ones_like(angles), angles).to(x.device)
     return torch.cat((rotated.real, rotated.imag), dim=-1)
 
 
-def normed_heads(x: Tensor, wanted: bool = True) -> Tensor:
+def normed_heads(x: Tensor, wanted: bool = True, eps: float = 1e-5) -> Tensor:
     """Each head of x (..., heads, dim) over its root mean square, as the plan says it: if it is `wanted`."""
-    return x / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt() if wanted else x
+    return x / (x.square().mean(-1, keepdim=True) + eps).sqrt() if wanted else x
 
 
 def with_exact_positions(model: Model) -> Model:
     """The same model in float64, and its tables of positions too, which are made in float32."""
     for dim in set(model.plan.head_dims):
         ones = torch.ones(1, model.plan.context, 1, dim // 2, dtype=torch.float64)
-        cos, sin = complex_rotation(torch.cat((ones, 0 * ones), dim=-1))[0].chunk(2, dim=-1)
+        turned = complex_rotation(torch.cat((ones, 0 * ones), dim=-1), rotary=model.plan.rotary)
+        cos, sin = turned[0].chunk(2, dim=-1)
         setattr(model.rotary, f"cos_{dim}", torch.cat((cos, cos), dim=-1))
         setattr(model.rotary, f"sin_{dim}", torch.cat((-sin, sin), dim=-1))
     return model.double()
@@ -149,6 +168,21 @@ def layer_plans(draw: Any) -> LayerPlan:
 
 
 @st.composite
+def variants(draw: Any) -> dict[str, Any]:
+    """What of a plan is neither size nor structure, for `replace`."""
+    normed = draw(st.booleans())
+    scaled = (Rotary(100.0, 3.0), Rotary(50_000.0, 8.0, (1.0, 4.0), 32), Rotary(10_000.0, 2.0, (0.5, 3.0), 6))
+    return {
+        "qk_norm": normed,
+        "qk_gain": normed and draw(st.booleans()),
+        "qkv_bias": draw(st.booleans()),
+        "tied": draw(st.booleans()),
+        "norm_eps": draw(st.sampled_from([1e-5, 1e-6, 1e-2])),
+        "rotary": draw(st.sampled_from([Rotary(), Rotary(500.0), *scaled])),
+    }
+
+
+@st.composite
 def plans(draw: Any, *, min_context: int = 1) -> Plan:
     """Any buildable plan: heads times head dim need not be the width, and layers group keys as they like."""
     layers = tuple(draw(st.lists(layer_plans(), min_size=1, max_size=4)))
@@ -158,7 +192,7 @@ def plans(draw: Any, *, min_context: int = 1) -> Plan:
         context=draw(st.integers(min_context, 16)),
         feed_forward=draw(st.integers(1, 24)),
         layers=layers,
-        qk_norm=draw(st.booleans()),
+        **draw(variants()),
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 from meristem.model import Decoder
 from meristem.model.operators import announce_operators
-from meristem.plan import Gates
+from meristem.plan import Gates, Rotary
 
 from .helpers import lively, looped, needs_gpu, random_tokens, relative_error, small_plan
 
@@ -39,16 +40,20 @@ def loss_and_gradients(model: Decoder, forward: Any, tokens: Tensor) -> dict[str
     return {"loss": loss.detach(), **gradients}
 
 
+BIASED = {"qkv_bias": True, "tied": False, "norm_eps": 1e-6}
+GAINED = {"qk_norm": True, "qk_gain": True, "rotary": Rotary(500_000.0, 8.0, (1.0, 4.0), 16)}
 needs_compiler = pytest.mark.skipif(not shutil.which("g++"), reason="inductor needs a C++ compiler")
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=[pytest.mark.slow, needs_compiler])])
 @pytest.mark.parametrize(
-    ("grown", "qk_norm"), [(False, False), (True, False), (True, True)], ids=["plain", "with loops", "normed"]
+    ("grown", "variant"),
+    [(False, {}), (True, {}), (True, {"qk_norm": True}), (True, BIASED), (True, GAINED)],
+    ids=["plain", "with loops", "normed", "biased", "gained"],
 )
-def test_oracle_17_compiled_equals_eager(backend: str, grown: bool, qk_norm: bool) -> None:
+def test_oracle_17_compiled_equals_eager(backend: str, grown: bool, variant: dict[str, Any]) -> None:
     """One graph without breaks, loss and gradients included; a second batch compiles nothing."""
-    plan = small_plan(kv_group=2, qk_norm=qk_norm)
+    plan = replace(small_plan(kv_group=2), **variant)
     if grown:
         plan = looped(plan, {1: ((3, 0), 1), 2: ((2, 3), 2), 4: ((5, 4, 11), 3)}, Gates(passes=3, heads=4))
     model = lively(plan)
@@ -80,10 +85,12 @@ def test_oracle_17_blocks_compile_once_per_head_dim() -> None:
 @needs_gpu
 @pytest.mark.gpu
 @pytest.mark.parametrize(
-    ("grown", "qk_norm"), [(False, False), (True, False), (True, True)], ids=["plain", "with loops", "normed"]
+    ("grown", "variant"),
+    [(False, {}), (True, {}), (True, {"qk_norm": True}), (True, BIASED), (True, GAINED)],
+    ids=["plain", "with loops", "normed", "biased", "gained"],
 )
-def test_oracle_17_compiled_equals_eager_on_the_gpu(grown: bool, qk_norm: bool) -> None:
-    plan = small_plan(kv_group=2, context=256, qk_norm=qk_norm)
+def test_oracle_17_compiled_equals_eager_on_the_gpu(grown: bool, variant: dict[str, Any]) -> None:
+    plan = replace(small_plan(kv_group=2, context=256), **variant)
     if grown:
         plan = looped(plan, {1: ((3, 0), 1), 2: ((2, 3), 2), 4: ((5, 4, 11), 3)}, Gates(passes=3, heads=4))
     model = Decoder(plan).cuda()

@@ -95,7 +95,8 @@ def test_scores_are_those_of_a_plain_form_row_by_row(
 @settings(max_examples=30, deadline=None)
 @given(data=st.data(), pooling=st.sampled_from(["mean", "first"]))
 def test_more_padding_changes_nothing(data: Any, pooling: str) -> None:
-    plan = replace(data.draw(grown_plans(min_context=2)), classes=data.draw(st.integers(2, 5)), pooling=pooling)
+    plan = replace(data.draw(grown_plans(min_context=2)), tied=True)
+    plan = replace(plan, classes=data.draw(st.integers(2, 5)), pooling=pooling)
     lengths = data.draw(st.lists(st.integers(1, plan.context), min_size=1, max_size=4))
     model, tokens = lively_classifier(plan), rows(plan, lengths)
     more = data.draw(st.integers(0, plan.context - tokens.shape[1]))

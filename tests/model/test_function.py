@@ -305,21 +305,22 @@ def test_model_equals_a_model_written_out_by_hand(plan: Plan, seed: int) -> None
 
     def norm(x: Tensor, name: str) -> Tensor:
         weight: Tensor = state[f"{name}.weight"]
-        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-5) * weight
+        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + plan.norm_eps) * weight
 
     x = state["embedding.weight"][tokens]
     for index, layer in enumerate(plan.layers):
         name = f"blocks.{index}"
         packed = norm(x, f"{name}.attention_norm") @ state[f"{name}.attention.qkv.weight"].T
+        packed = packed + state.get(f"{name}.attention.qkv.bias", 0)
         parts = packed.split((layer.query_width, layer.kv_width, layer.kv_width), dim=-1)
         q, k, v = (part.unflatten(-1, (-1, layer.head_dim)) for part in parts)
-        q, k = (normed_heads(part, plan.qk_norm) for part in (q, k))
-        head_outputs = explicit_attention(
-            complex_rotation(q).transpose(1, 2), complex_rotation(k).transpose(1, 2), v.transpose(1, 2)
-        )
+        q, k = (normed_heads(part, plan.qk_norm, plan.norm_eps) for part in (q, k))
+        q, k = q * state.get(f"{name}.attention.query_gain", 1), k * state.get(f"{name}.attention.key_gain", 1)
+        q, k = (complex_rotation(part, rotary=plan.rotary) for part in (q, k))
+        head_outputs = explicit_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2))
         x = x + head_outputs.transpose(1, 2).flatten(2) @ state[f"{name}.attention.out.weight"].T
         both = norm(x, f"{name}.feed_forward_norm") @ state[f"{name}.feed_forward.gate_up.weight"].T
         gate, up = both.chunk(2, dim=-1)
         x = x + (gate * torch.sigmoid(gate) * up) @ state[f"{name}.feed_forward.down.weight"].T
-    expected = norm(x, "norm") @ state["embedding.weight"].T
+    expected = norm(x, "norm") @ state["embedding.weight" if plan.tied else "output.weight"].T
     torch.testing.assert_close(model(tokens).logits, expected, rtol=1e-9, atol=1e-9)

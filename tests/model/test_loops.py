@@ -69,19 +69,30 @@ def draw(*shape: int, seed: int = 1) -> Tensor:
 
 # --- the reference ----------------------------------------------------------------------------------------
 
+USUAL = small_plan()
 
-def rms_norm(x: Tensor, weight: Tensor) -> Tensor:
-    return x / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt() * weight
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    return x / (x.square().mean(-1, keepdim=True) + eps).sqrt() * weight
 
 
 def masked_attention(
-    x: Tensor, qkv: Tensor, out: Tensor, layer: LayerPlan, strengths: Tensor, seen: Tensor | None, qk_norm: bool
+    x: Tensor, weights: Mapping[str, Tensor], layer: LayerPlan, strengths: Tensor, seen: Tensor | None, plan: Plan
 ) -> Tensor:
     """Attention of all heads, each one's output times its strength, (h,); `seen` (B or 1, 1, T, T) is a mask."""
-    heads, groups = layer.heads, layer.kv_heads
-    packed = (x @ qkv.T).unflatten(-1, (heads + 2 * groups, layer.head_dim))
-    compared = normed_heads(packed[:, :, : heads + groups], qk_norm)
-    queries, keys = complex_rotation(compared[:, :, :heads]), complex_rotation(compared[:, :, heads:])
+    heads, groups, qkv, out = (
+        layer.heads,
+        layer.kv_heads,
+        weights["attention.qkv.weight"],
+        weights["attention.out.weight"],
+    )
+    projected = x @ qkv.T + weights.get("attention.qkv.bias", torch.zeros((), dtype=x.dtype))
+    packed = projected.unflatten(-1, (heads + 2 * groups, layer.head_dim))
+    compared = normed_heads(packed[:, :, : heads + groups], plan.qk_norm, plan.norm_eps)
+    queries, keys = compared[:, :, :heads], compared[:, :, heads:]
+    if plan.qk_gain:
+        queries, keys = queries * weights["attention.query_gain"], keys * weights["attention.key_gain"]
+    queries, keys = (complex_rotation(part, rotary=plan.rotary) for part in (queries, keys))
     values = packed[:, :, heads + groups :]
     keys, values = (part.repeat_interleave(heads // groups, dim=2) for part in (keys, values))
     scores = torch.einsum("bthe,bshe->bhts", queries, keys) / math.sqrt(layer.head_dim)
@@ -93,9 +104,9 @@ def masked_attention(
 
 def masked_block(
     weights: Mapping[str, Tensor], layer: LayerPlan, x: Tensor, gates: Tensor | None, seen: Tensor | None = None,
-    qk_norm: bool = False,
+    plan: Plan = USUAL,
 ) -> Tensor:  # fmt: skip
-    """One block; `gates` (passes, looped heads) are 1 if not given."""
+    """One block; `gates` (passes, looped heads) are 1 if not given; of `plan` nothing is asked but its variant."""
     strengths = [torch.ones(layer.heads, dtype=x.dtype)]
     if layer.loop is not None:
         # Row i of `where` is 1 at the i-th looped head.
@@ -103,12 +114,10 @@ def masked_block(
         full = torch.ones(layer.loop.passes, len(where), dtype=x.dtype)
         strengths += list((full if gates is None else gates[: layer.loop.passes]) @ where)
     for strength in strengths:
-        normed = rms_norm(x, weights["attention_norm.weight"])
-        qkv, out = weights["attention.qkv.weight"], weights["attention.out.weight"]
-        x = x + masked_attention(normed, qkv, out, layer, strength, seen, qk_norm)
-    gate, up = (rms_norm(x, weights["feed_forward_norm.weight"]) @ weights["feed_forward.gate_up.weight"].T).chunk(
-        2, -1
-    )
+        normed = rms_norm(x, weights["attention_norm.weight"], plan.norm_eps)
+        x = x + masked_attention(normed, weights, layer, strength, seen, plan)
+    normed = rms_norm(x, weights["feed_forward_norm.weight"], plan.norm_eps)
+    gate, up = (normed @ weights["feed_forward.gate_up.weight"].T).chunk(2, -1)
     return x + (silu(gate) * up) @ weights["feed_forward.down.weight"].T
 
 
@@ -124,8 +133,9 @@ def masked_logits(model: Decoder, weights: Mapping[str, Tensor], tokens: Tensor)
         size = 0 if layer.loop is None else len(layer.loop.heads)
         for _ in range(1 + layer.repeats):
             strengths = None if gates is None else gates[index, :, :size]
-            x = masked_block(own, layer, x, strengths, qk_norm=model.plan.qk_norm)
-    return rms_norm(x, weights["norm.weight"]) @ weights["embedding.weight"].T
+            x = masked_block(own, layer, x, strengths, plan=model.plan)
+    normed = rms_norm(x, weights["norm.weight"], model.plan.norm_eps)
+    return normed @ weights["embedding.weight" if model.plan.tied else "output.weight"].T
 
 
 def reference_of(module: torch.nn.Module) -> dict[str, Tensor]:
@@ -329,7 +339,8 @@ def compare_block(block: Block, x: Tensor, gates: Tensor | None, limit: float, s
         theirs["gates"] = gates.double().requires_grad_()
     found = run_block(block, mine["x"], mine.get("gates"), mask=seen)
     attention = block.attention
-    expected = masked_block(theirs, attention.layer, theirs["x"], theirs.get("gates"), seen, attention.qk_norm)
+    plan = replace(USUAL, qk_norm=attention.qk_norm)
+    expected = masked_block(theirs, attention.layer, theirs["x"], theirs.get("gates"), seen, plan)
     assert relative_error(found, expected) <= limit
     found_gradients = gradients((found * grad.to(found.dtype)).sum(), mine)
     for name, value in gradients((expected * grad).sum(), theirs).items():
@@ -926,10 +937,14 @@ def test_edits_change_one_layer() -> None:
 
 @needs_gpu
 @pytest.mark.gpu
-@pytest.mark.parametrize("qk_norm", [False, True])
-def test_loops_on_the_gpu(qk_norm: bool) -> None:
+@pytest.mark.parametrize(
+    "variant",
+    [{}, {"qk_norm": True}, {"qkv_bias": True, "tied": False}, {"qk_norm": True, "qk_gain": True, "qkv_bias": True}],
+    ids=["plain", "normed", "biased", "gained"],
+)
+def test_loops_on_the_gpu(variant: dict[str, Any]) -> None:
     """Float32 without tensor cores' rounding, by logits and by the gradients of all weights."""
-    plan = RepeatBlock(3).apply(looped(small_plan(kv_group=2, qk_norm=qk_norm), LOOPS, GATES))
+    plan = RepeatBlock(3).apply(looped(replace(small_plan(kv_group=2), **variant), LOOPS, GATES))
     model, tokens = lively(plan), random_tokens(plan)
     expected = everything(model, tokens)
     found = everything(model.cuda(), tokens.cuda())

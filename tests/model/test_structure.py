@@ -121,6 +121,8 @@ def saved_by_loops(plan: Plan, positions: int) -> int:
     a product of m with 4 m numbers, 8 m^2, whose weight is a product of weights, 8 d m^2 whatever the batch.
     """
     saved, d = 0, plan.width
+    if plan.qkv_bias or plan.qk_gain:  # these heads cannot go by what was added to the stream
+        return 0
     for index, loop in plan.loops.items():
         m, passes = len(loop.heads) * plan.head_dims[index], loop.passes
         if passes > 1:

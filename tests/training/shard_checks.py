@@ -93,6 +93,12 @@ def normed_heads(peers: Processes) -> None:
     trains_alike(peers, replace(LoopHeads(2, (0, 3), 2).apply(PLAN), qk_norm=True))
 
 
+def biases_and_gains(peers: Processes) -> None:
+    """With an output that is no embedding."""
+    plan = LoopHeads(2, (0, 3), 2).apply(PLAN)
+    trains_alike(peers, replace(plan, qk_norm=True, qk_gain=True, qkv_bias=True, tied=False))
+
+
 def classifier(peers: Processes) -> None:
     """Whose three classes are too few for each of four processes to have one."""
     plan = Plan.uniform(layers=2, width=16, heads=2, vocabulary=23, context=8, feed_forward=24, classes=3)

@@ -41,6 +41,7 @@ PLANS = {
     "shared keys": Plan.from_heads([4, 4], width=32, vocabulary=40, context=16, kv_group=2),
     "classifier": replace(BASE, classes=3),
     "normed heads": replace(LOOPED, qk_norm=True),
+    "biases and gains": replace(LOOPED, qk_norm=True, qk_gain=True, qkv_bias=True, tied=False),
 }
 
 

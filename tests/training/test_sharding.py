@@ -99,7 +99,8 @@ def test_so_do_the_other_kinds(name: str, kind: str, changes: dict[str, Any], da
 def test_what_a_process_has(data: Path) -> None:
     """See `shard_checks.py`; one that fails is named in the output."""
     names = (
-        "trains_alike", "repeated_blocks", "normed_heads", "parts", "guard", "micro_batches", "precision", "growing",
+        "trains_alike", "repeated_blocks", "normed_heads", "biases_and_gains",
+        "parts", "guard", "micro_batches", "precision", "growing",
         "values", "errors",
     )  # fmt: skip
     run_jobs(*((2, "check", name) for name in names), (4, "check", "classifier"))

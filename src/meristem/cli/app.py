@@ -12,7 +12,6 @@ app = typer.Typer(
     name="meristem",
     help="Train Transformers whose heads and depth are planned, grown and pruned instead of guessed.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )

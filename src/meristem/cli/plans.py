@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -130,8 +130,8 @@ def plan_command(
             against, layers=len(plan.layers), width=plan.width, heads=max(plan.heads), **solver,
             vocabulary=plan.vocabulary, context=plan.context, feed_forward=plan.feed_forward,
             kv_group=ratios.pop() if len(ratios) == 1 else 1, classes=plan.classes, pooling=plan.pooling,
-            qk_norm=plan.qk_norm,
         )  # fmt: skip
+        other = replace(other, **plan.variant)
     if as_json:
         facts = plan_facts(plan, batch_tokens, tensor_parallel, **options)
         if measure:

@@ -12,7 +12,7 @@ import typer
 from meristem.choices import OnError, OtherLabels, Quote
 from meristem.cli.app import app, examples
 from meristem.cli.messages import show_log
-from meristem.errors import InputError
+from meristem.errors import InputError, Remedy
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,17 +23,30 @@ if TYPE_CHECKING:
 
 @app.command(
     "eval",
-    epilog=examples("meristem eval runs/first", "meristem eval runs/classifier --data more-reviews.tsv --json"),
+    epilog=examples(
+        "meristem eval runs/first",
+        "meristem eval runs/classifier --data more-reviews.tsv --json",
+        "meristem eval runs/first --tasks piqa,blimp --data copies --limit 100",
+    ),
 )
 def eval_command(
-    run: Annotated[Path, typer.Argument(help="The folder of a run.")],
+    run: Annotated[Path, typer.Argument(help="The folder of a run; with --tasks also an exported one.")],
     step: Annotated[str | None, typer.Option(help="Checkpoint to take, or best; the newest if not given.")] = None,
     average: Annotated[
         bool, typer.Option("--average", help="Take the average of its weights (train.average).")
     ] = False,
+    tasks: Annotated[
+        str | None, typer.Option(help="Zero-shot tasks of lm-evaluation-harness instead, with commas between.")
+    ] = None,
+    task_folder: Annotated[Path | None, typer.Option(help="With --tasks: folder of task files of your own.")] = None,
+    limit: Annotated[int | None, typer.Option(help="With --tasks: only the first rows of each.")] = None,
+    batch: Annotated[int | None, typer.Option(help="With --tasks: texts in the model at a time; 16.")] = None,
     windows: Annotated[int | None, typer.Option(help="Held-out windows for the loss; 256.")] = None,
     distance_windows: Annotated[int | None, typer.Option(help="Those for the attention distance; 64.")] = None,
-    data: Annotated[Path | None, typer.Option(help="Other prepared data; for a classifier also a file.")] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(help="Other prepared data; for a classifier also a file; with --tasks a folder of their rows."),
+    ] = None,
     split: Annotated[str | None, typer.Option(help="Only the rows of a file that its split column calls so.")] = None,
     text_column: Annotated[str | None, typer.Option(help="Column of a file, if not the run's own.")] = None,
     label_column: Annotated[str | None, typer.Option(help="Column of a file, if not the run's own.")] = None,
@@ -49,7 +62,10 @@ def eval_command(
     out: Annotated[Path | None, typer.Option(help="Folder for result and pictures; the run's own.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
 ) -> None:
-    """Held-out loss, perplexity and attention distance; of a classifier accuracy and F1. Draws pictures."""
+    """Held-out loss, perplexity and attention distance; of a classifier accuracy and F1. Draws pictures.
+
+    With --tasks: accuracies and perplexities of zero-shot tasks, with standard errors.
+    """
     show_log("stderr")
     from meristem.report.pictures import draw_growth, draw_loss, draw_structure
     from meristem.runs.run_folder import RunFolder
@@ -64,7 +80,17 @@ def eval_command(
     of_rows: dict[str, Any] = {
         "columns": columns or None, "split": split, "other_labels": other_labels, "on_error": on_error,
     }  # fmt: skip
-    of_windows, of_rows = ({k: v for k, v in given.items() if v is not None} for given in (of_windows, of_rows))
+    of_tasks: dict[str, Any] = {"task_folder": task_folder, "limit": limit, "batch": batch}
+    of_windows, of_rows, of_tasks = (
+        {k: v for k, v in given.items() if v is not None} for given in (of_windows, of_rows, of_tasks)
+    )
+    if tasks is not None:
+        for name, value in {**of_windows, **of_rows}.items():
+            raise InputError(name, value, "means nothing together with tasks")
+        _evaluate_tasks(run, tasks, as_json, step=step, average=average, data=data, device=device, out=out, **of_tasks)
+        return
+    for name, value in of_tasks.items():
+        raise InputError(name, value, "means nothing without tasks", Remedy(("tasks=NAMES",)))
     classifies = RunFolder.open(run).plan.classes is not None
     for name, value in (of_windows if classifies else of_rows).items():
         kind = "a classifier" if classifies else "a language model"
@@ -96,6 +122,18 @@ def eval_command(
         print(f"result: {result.file}")
     if data is None:
         _print_pictures(run, pictures)
+
+
+def _evaluate_tasks(run: Path, tasks: str, as_json: bool, **options: Any) -> None:
+    from meristem.evaluation.harness.evaluate import evaluate_tasks
+
+    result = evaluate_tasks(run, [name.strip() for name in tasks.split(",")], **options)
+    if as_json:
+        print(json.dumps(result.to_dict(), indent=1, allow_nan=False))
+        return
+    print(result)
+    if result.file is not None:
+        print(f"result: {result.file}")
 
 
 def _print_pictures(run: Path, pictures: Sequence[Path | None]) -> None:

@@ -26,7 +26,7 @@ from meristem.settings import of_type
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Shape of the model: a schedule, an explicit list of head counts, or a plan file."""
+    """Shape of the model: a schedule, an explicit list of head counts, a plan file, or that of another run."""
 
     layers: int = 12
     width: int = 768
@@ -42,6 +42,7 @@ class ModelConfig:
     pooling: Pooling = "mean"  # what a classifier's answer is read from: all tokens, or the first
     qk_norm: bool = False  # RMS-norm every query and key, head by head
     plan: str | None = None  # a plan file, instead of all of the above
+    start_from: str | None = None  # a run, whose newest plan and weights the model begins with
 
     def build(self, vocabulary: int, classes: int | None = None, longest: int | None = None) -> Plan:
         """The plan for a vocabulary, and, of a classifier, for so many classes of rows up to a length."""

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from meristem.data.tokenizer_files import CONFIG_FILE, TOKENIZER_FILE, find_definition
+from meristem.data.find_tokenizer import CONFIG_FILE, TOKENIZER_FILE, find_definition
 from meristem.errors import InputError, RunError, shortened, shown
 from meristem.files import parsed_json
 from meristem.limits import MOST_TOKEN_IDS
@@ -117,6 +117,11 @@ class HfTokenizer:
         self.end_of_text = ids[self.eot_token]
         self.vocabulary = max(ids.values()) + 1
         self._dtype = token_dtype(self.vocabulary)
+
+    @property
+    def definition(self) -> str:
+        """The content of its `tokenizer.json`."""
+        return self._definition
 
     @property
     def digest(self) -> str:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding, linear
 
-from meristem.decoding.decode_ops import attend_, norm_linear, norm_swiglu, product
+from meristem.decoding.decode_ops import attend_, gain_heads_, norm_linear, norm_swiglu, product
 from meristem.decoding.sampling import Sampling, chances, draw, likeliest
 from meristem.decoding.unrolled import ReadyWeights
 from meristem.model.cache import KVCache
@@ -79,15 +79,18 @@ class Decoding:
         rope = {dim: table.index_select(0, places) for dim, table in weights.rope.items()}
         x, branch = embedding(self.tokens, weights.embedding).to(self.dtype), self.nothing
         for each, slot in zip(weights.passes, self.slots, strict=True):
-            x, packed = norm_linear(x, branch, each.qkv)
-            turn = rope[each.head_dim]
-            read = attend_(packed, slot, turn, self.position, padding, each.heads, weights.qk_norm)
+            x, packed = norm_linear(x, branch, each.qkv, weights.eps)
+            if each.bias is not None:
+                packed += each.bias
+            if each.head_gains is not None:
+                gain_heads_(packed, each.head_gains, each.heads, weights.eps)
+            turn, eps = rope[each.head_dim], weights.eps if weights.qk_norm and each.head_gains is None else None
+            read = attend_(packed, slot, turn, self.position, padding, each.heads, eps)
             branch = product(read, each.out)
             if each.feed_forward is not None:
-                gate_up, down = each.feed_forward
-                x, hidden = norm_swiglu(x, branch, gate_up)
-                branch = product(hidden, down)
-        return norm_linear(x, branch, weights.unembedding)[1]
+                x, hidden = norm_swiglu(x, branch, each.feed_forward.gate_up, weights.eps)
+                branch = product(hidden, each.feed_forward.down)
+        return norm_linear(x, branch, weights.unembedding, weights.eps)[1]
 
     def _draw(self, logits: Tensor) -> None:
         logits = logits[:, : self.vocabulary]

@@ -1,4 +1,4 @@
-"""The weights of a model as decoding reads them: one attention pass after the other."""
+"""The weights of a model as decoding and export read them: one attention pass after the other."""
 
 from __future__ import annotations
 
@@ -11,21 +11,27 @@ from torch import Tensor
 from meristem.model.block import Block
 from meristem.model.decoder import Decoder
 from meristem.model.operators import accum_dtype
+from meristem.model.transformer import Transformer
 from meristem.plan import LayerPlan, Plan
 
 
 class FeedForwardWeights(NamedTuple):
-    """A feed-forward: `gate_up` (2 f, d), which has the gain of the norm before it, and `down` (d, f)."""
+    """A feed-forward: `gate_up` (2 f, d), which has the `gain` of the norm before it unless that is given, and `down`.
+
+    The latter is (d, f), a gain (d,).
+    """
 
     gate_up: Tensor
     down: Tensor
+    gain: Tensor | None = None
 
 
 class PassWeights(NamedTuple):
     """One attention pass, and the feed-forward if one follows it.
 
-    The rows of `qkv` (.., d) are queries, keys and values, head by head, with the gain of the norm before them; `out`
-    is (d, heads e). Every pass has a slot of the cache to itself.
+    The rows of `qkv` (.., d) are queries, keys and values, head by head, with the `gain` of the norm before them unless
+    that is given; `out` is (d, heads e). `bias` (..,) is that of queries, keys and values, and `head_gains` (2, e) are
+    those of the norms of queries and keys, where there are any. Every pass has a slot of the cache to itself.
     """
 
     qkv: Tensor
@@ -33,11 +39,18 @@ class PassWeights(NamedTuple):
     heads: int
     head_dim: int
     feed_forward: FeedForwardWeights | None
+    gain: Tensor | None = None
+    bias: Tensor | None = None
+    head_gains: Tensor | None = None
+
+    @property
+    def kv_heads(self) -> int:
+        return (len(self.qkv) // self.head_dim - self.heads) // 2
 
     @property
     def tensors(self) -> Iterator[Tensor]:
-        yield from (self.qkv, self.out)
-        yield from self.feed_forward or ()
+        found = (self.qkv, self.out, self.gain, *(self.feed_forward or ()), self.bias, self.head_gains)
+        yield from (tensor for tensor in found if tensor is not None)
 
 
 class Weights(NamedTuple):
@@ -45,47 +58,66 @@ class Weights(NamedTuple):
 
     embedding: Tensor
     passes: tuple[PassWeights, ...]
-    unembedding: Tensor  # with the gain of the last norm
+    unembedding: Tensor  # with the gain of the last norm, unless that is given
     rope: dict[int, Tensor]  # cosines and signed sines of each head dim, (T, 2, dim)
     qk_norm: bool  # whether queries and keys are normed
+    eps: float  # of every norm
+    gain: Tensor | None = None
 
     @property
     def tensors(self) -> list[Tensor]:
         """Each tensor once, always in the same order."""
         passes = (tensor for each in self.passes for tensor in each.tensors)
-        found = (self.embedding, *passes, self.unembedding, *self.rope.values())
-        return list({id(tensor): tensor for tensor in found}.values())
+        found = (self.embedding, *passes, self.unembedding, self.gain, *self.rope.values())
+        return list({id(tensor): tensor for tensor in found if tensor is not None}.values())
 
 
 @torch.no_grad()
-def unrolled(model: Decoder, ready: Callable[[Tensor], Tensor] = Tensor.detach) -> Weights:
-    """The weights of a model as they are now; those of its products are made `ready`."""
+def unrolled(
+    model: Transformer, ready: Callable[[Tensor], Tensor] = Tensor.detach, *, fold_gains: bool = True
+) -> Weights:
+    """The weights of a model as they are now; those of its products are made `ready`.
+
+    The gain of a norm is multiplied into the product that reads it, or stands beside it.
+    """
     embedding, gates = model.embedding.weight.detach(), model.gates
     passes: list[PassWeights] = []
     for index, (block, layer) in enumerate(zip(model.stack, model.plan.layers, strict=True)):
         strengths = None if gates is None or layer.loop is None else gates[index, :, : len(layer.loop.heads)]
-        passes += _passes(block, layer, strengths, ready)
+        passes += _passes(block, layer, strengths, ready, fold_gains)
     kind = accum_dtype(embedding.dtype)
     rope = {dim: torch.cat(model.rope(dim), dim=1).to(kind) for dim in sorted(set(model.plan.head_dims))}
-    unembedding = ready(model.embedding.weight * model.norm.weight)
-    return Weights(embedding, tuple(passes), unembedding, rope, model.plan.qk_norm)
+    output = model.unembedding if isinstance(model, Decoder) else model.embedding
+    unembedding, gain = _folded(output.weight, model.norm.weight, ready, fold_gains)
+    return Weights(embedding, tuple(passes), unembedding, rope, model.plan.qk_norm, model.plan.norm_eps, gain)
+
+
+def _folded(
+    weight: Tensor, gain: Tensor, ready: Callable[[Tensor], Tensor], fold: bool
+) -> tuple[Tensor, Tensor | None]:
+    """A weight with its gain, and no gain; or both of them."""
+    return (ready(weight * gain), None) if fold else (ready(weight), ready(gain))
 
 
 def _passes(
-    block: Block, layer: LayerPlan, gates: Tensor | None, ready: Callable[[Tensor], Tensor]
+    block: Block, layer: LayerPlan, gates: Tensor | None, ready: Callable[[Tensor], Tensor], fold: bool
 ) -> list[PassWeights]:
     attention, feed_forward = block.attention, block.feed_forward
-    gate_up = feed_forward.gate_up.weight * block.feed_forward_norm.weight
-    last = FeedForwardWeights(ready(gate_up), ready(feed_forward.down.weight))
-    gain = block.attention_norm.weight
-    qkv, out = ready(attention.qkv.weight * gain), ready(attention.out.weight)
-    whole = PassWeights(qkv, out, layer.heads, layer.head_dim, last)
+    gate_up, gain = _folded(feed_forward.gate_up.weight, block.feed_forward_norm.weight, ready, fold)
+    last = FeedForwardWeights(gate_up, ready(feed_forward.down.weight), gain)
+    qkv, gain = _folded(attention.qkv.weight, block.attention_norm.weight, ready, fold)
+    bias = None if attention.bias is None else ready(attention.bias)
+    gains = None
+    if attention.query_gain is not None and attention.key_gain is not None:
+        gains = torch.stack((attention.query_gain, attention.key_gain))
+    whole = PassWeights(qkv, ready(attention.out.weight), layer.heads, layer.head_dim, last, gain, bias, gains)
     if not attention.passes:
         return [whole] * (1 + layer.repeats)
     looped = attention.looped_heads()
-    qkv = ready(looped.qkv * gain)
+    qkv, gain = _folded(looped.qkv, block.attention_norm.weight, ready, fold)
+    bias = None if looped.bias is None else ready(looped.bias)
     loops = [
-        PassWeights(qkv, ready(looped.gated_out(strength)), looped.heads, layer.head_dim, None)
+        PassWeights(qkv, ready(looped.gated_out(strength)), looped.heads, layer.head_dim, None, gain, bias, gains)
         for strength in ([None] * attention.passes if gates is None else gates[: attention.passes])
     ]
     return [whole._replace(feed_forward=None), *loops[:-1], loops[-1]._replace(feed_forward=last)]

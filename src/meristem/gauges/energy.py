@@ -3,7 +3,8 @@
 A head scores a pair of tokens by x^T M y with M = query^T key. The antisymmetric part of the heads' summed forms, seen
 through the tokens' second moments C, is the operator A = sym(C M_a); every birth stores one direction, and what is left
 of A across the stored directions is followed at both ends of its spectrum. Positions do not enter: with rotary ones, M
-is the form of a token that looks at itself. Nor does a norm of queries and keys (`qk_norm`): M is what it is before.
+is the form of a token that looks at itself. Nor do norms and biases of queries and keys (`qk_norm`, `qkv_bias`): M is
+what it is without them.
 
 There are two ways to compute it. `author` numerics are those of the author's code, with all that is wrong with them;
 `repaired` ones measure the same operator well. Neither asks what the task needs. The first goes on until as many heads

@@ -15,8 +15,10 @@ from torch import Tensor, nn
 from meristem.errors import InputError
 from meristem.growth.edits import (
     AVERAGE,
+    BIAS,
     BLOCK,
     FIRST_MOMENTS,
+    GAINS,
     GATES,
     OUT,
     PREFIX,
@@ -69,7 +71,7 @@ def check_can_follow(model: Growable, optimizer: torch.optim.Optimizer | None) -
     if optimizer is None:
         return
     for block in model.stack:
-        for weight in (block.attention.qkv.weight, block.attention.out.weight):
+        for weight in block.attention.parameters():
             _check_follows(optimizer, weight, optimizer.state.get(weight, {}))
 
 
@@ -224,6 +226,9 @@ def _check_tensors(held: Mapping[str, Tensor], plan: Plan, tensors: Mapping[str,
     for index, layer in enumerate(plan.layers):
         shapes[f"{PREFIX}{index}.{QKV}"] = (layer.query_width + 2 * layer.kv_width, plan.width)
         shapes[f"{PREFIX}{index}.{OUT}"] = (plan.width, layer.query_width)
+        if (bias := f"{PREFIX}{index}.{BIAS}") in shapes:
+            shapes[bias] = (layer.query_width + 2 * layer.kv_width,)
+        shapes |= {name: (layer.head_dim,) for own in GAINS if (name := f"{PREFIX}{index}.{own}") in shapes}
     for name in (name for name in GATES if name in shapes):
         shapes[name] = (len(plan.layers), *shapes[name][1:])
     if shapes.keys() != tensors.keys():

@@ -133,7 +133,7 @@ class AddHead:
 
         def insert(qkv: Tensor, out: Tensor) -> tuple[Tensor, Tensor]:
             if kind in WEIGHTS:
-                head = self.head.mapped(lambda part: part.to(qkv))
+                head = self.head.mapped(lambda part: part.to(qkv)).with_columns(qkv.shape[1])
             elif kind in FIRST_MOMENTS:
                 head = empty_head(layer, qkv, out)
             else:
@@ -253,17 +253,24 @@ class AddBlock:
         def fill(name: str, rows: Tensor, count: int) -> Tensor:
             if kind in SECOND_MOMENTS:
                 return rows.mean(0, keepdim=True).expand(count, -1)
+            filled = rows.new_zeros(count, rows.shape[1])
             if kind in WEIGHTS and name in ("key", "value"):
-                return (torch.randn(count, plan.width, generator=generator) / plan.width**0.5).to(rows)
-            return rows.new_zeros(count, plan.width)
+                drawn = torch.randn(count, plan.width, generator=generator) / plan.width**0.5
+                filled[:, : plan.width] = drawn.to(rows)
+            return filled
 
         if (source.query_width, source.kv_width) != (copy.query_width, copy.kv_width):
             repack = partial(repacked, source, copy, fill=fill)
             tensors = _with_projections(tensors, self.copy_of, plan, repack)
-        return {name: tensor.clone() for name, tensor in _block(tensors, self.copy_of).items()}
+        own = {name: tensor.clone() for name, tensor in _block(tensors, self.copy_of).items()}
+        if source.head_dim != copy.head_dim:  # a gain belongs to a coordinate of heads that are not there any more
+            for name in (name for name in GAINS if name in own):
+                usual = own[name].mean() if kind in SECOND_MOMENTS else float(kind in WEIGHTS)
+                own[name] = torch.ones_like(own[name][:1]).repeat(copy.head_dim) * usual
+        return own
 
     def _newborn(self, plan: Plan) -> dict[str, Tensor]:
-        block = Block(plan.width, plan.feed_forward, self._layer(plan))
+        block = Block(plan, self._layer(plan))
         block.initialise(len(plan.layers) + 1, torch.Generator().manual_seed(self.seed))
         with torch.no_grad():
             block.attention.out.weight.zero_()
@@ -330,7 +337,8 @@ class SetStrengths:
 
 # --- names of tensors ------------------------------------------------------------------------------------------------
 
-PREFIX, QKV, OUT = "blocks.", "attention.qkv.weight", "attention.out.weight"
+PREFIX, QKV, OUT, BIAS = "blocks.", "attention.qkv.weight", "attention.out.weight", "attention.qkv.bias"
+GAINS = ("attention.query_gain", "attention.key_gain")
 BLOCK = re.compile(r"blocks\.(\d+)\.(.*)")
 
 
@@ -357,17 +365,19 @@ def _with_blocks(tensors: Tensors, place: Callable[[int], int]) -> dict[str, Ten
 def _with_projections(
     tensors: Tensors, layer: int, plan: Plan, change: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 ) -> dict[str, Tensor]:
-    """All tensors with a layer's two projections changed; one that an optimizer has nothing of counts as zero."""
-    result, names, shape = dict(tensors), projection_names(layer), plan.layers[layer]
-    known = [tensors[name] for name in names if name in tensors]
+    """All tensors with a layer's two projections changed; one that an optimizer has nothing of counts as zero.
+
+    The biases of queries, keys and values are one more column of their rows, (.., d + 1), in a plan that has them.
+    """
+    result, shape = dict(tensors), plan.layers[layer]
+    rows, bias = shape.query_width + 2 * shape.kv_width, f"{PREFIX}{layer}.{BIAS}"
+    projections = zip(projection_names(layer), ((rows, plan.width), (plan.width, shape.query_width)), strict=True)
+    sizes: dict[str, tuple[int, ...]] = {**dict(projections), **({bias: (rows,)} if plan.qkv_bias else {})}
+    known = [tensors[name] for name in sizes if name in tensors]
     if not known:
         return result
-    rows = shape.query_width + 2 * shape.kv_width
-    sizes = ((rows, plan.width), (plan.width, shape.query_width))
-    parts = [
-        tensors[name] if name in tensors else known[0].new_zeros(size) for name, size in zip(names, sizes, strict=True)
-    ]
-    for name, part in zip(names, change(*parts), strict=True):
-        if name in tensors:
-            result[name] = part
-    return result
+    qkv, out, *biases = (tensors.get(name, known[0].new_zeros(size)) for name, size in sizes.items())
+    columns = [qkv, *(own[:, None] for own in biases)]
+    qkv, out = change(torch.cat(columns, 1) if biases else qkv, out)
+    parts = [qkv[:, : plan.width].contiguous(), out, *(qkv[:, plan.width].contiguous() for _ in biases)]
+    return result | {name: part for name, part in zip(sizes, parts, strict=True) if name in tensors}

@@ -335,8 +335,7 @@ def _check_optimizer(model: Growable, optimizer: torch.optim.Optimizer | None) -
     if gates is not None:
         check_held(optimizer, "gate_delta", gates)
     for layer, block in enumerate(model.stack):
-        weights = block.attention.qkv.weight, block.attention.out.weight
-        check_held(optimizer, f"attention of layer {layer}", *weights)
+        check_held(optimizer, f"attention of layer {layer}", *block.attention.parameters())
 
 
 def _plain_settings(policy: Policy) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Adding and removing heads: pure maps on a layer's plan, on its two weights and on everything shaped like them.
 
-The rows of `qkv` are the queries, keys and values of a layer, head by head; the columns of `out` belong to the heads.
+The rows of `qkv` are the queries, keys and values of a layer, head by head, perhaps with their bias as one more column;
+the columns of `out` belong to the heads.
 An optimizer's moments have the same shapes, so the same maps serve them.
 """
 
@@ -12,6 +13,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from meristem.errors import InputError
 from meristem.plan import LayerPlan, Loop
@@ -32,6 +34,10 @@ class Head(NamedTuple):
         """Every slice changed in the same way."""
         key, value = (None if part is None else change(part) for part in (self.key, self.value))
         return Head(change(self.query), key, value, change(self.out))
+
+    def with_columns(self, count: int) -> Head:
+        """Queries, keys and values in rows of `count` columns, what they lack being zero: a bias, if there is one."""
+        return self.mapped(lambda part: pad(part, (0, count - part.shape[1])))._replace(out=self.out)
 
 
 def with_head(layer: LayerPlan) -> LayerPlan:

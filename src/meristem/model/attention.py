@@ -14,15 +14,14 @@ from torch.nn.functional import linear, scaled_dot_product_attention
 
 from meristem.model.backends import BACKENDS
 from meristem.model.cache import CacheSlot
-from meristem.model.fused import norm_heads, project_heads, write_heads
+from meristem.model.fused import norm_heads, project_heads, rotate, write_heads
 from meristem.model.fused_loops import gather_heads
 from meristem.model.rotary import RotaryPair
-from meristem.plan import LayerPlan
+from meristem.plan import NORM_EPS, LayerPlan
 
 # Called with queries and keys as attention compares them (rotated, and normed if the plan says so), the heads' outputs
 # (B, heads, T, head dim each), and what the layer adds.
 HeadsWatch = Callable[[Tensor, Tensor, Tensor, Tensor], None]
-NORM_EPS = 1e-5  # of every RMS norm
 PIECE = 128  # terms that are summed at once on a CPU
 
 
@@ -43,11 +42,13 @@ class View(NamedTuple):
 class LoopedHeads(NamedTuple):
     """The slices of a layer's projections that belong to its looped heads.
 
-    `qkv` (3 heads e, d) holds queries, keys, values, head by head; `out` (d, heads, e) is what writes to the stream.
+    `qkv` (3 heads e, d) holds queries, keys, values, head by head, with their `bias` (3 heads e,) if they have one;
+    `out` (d, heads, e) is what writes to the stream.
     """
 
     qkv: Tensor
     out: Tensor
+    bias: Tensor | None = None
 
     @property
     def heads(self) -> int:
@@ -59,20 +60,39 @@ class LoopedHeads(NamedTuple):
 
 
 class Attention(nn.Module):
-    """Self-attention from (B, T, d) to (B, T, d). Rows of `qkv` are ordered queries, keys, values, head by head."""
+    """Self-attention from (B, T, d) to (B, T, d). Rows of `qkv` are ordered queries, keys, values, head by head.
+
+    With `qk_norm` queries and keys are RMS-normed, head by head; with `qk_gain` these norms have gains (head dim,),
+    which all queries of the layer share, and all keys. `bias` is that of queries, keys and values.
+    """
 
     looped: Tensor
     takers: Tensor
+    query_gain: nn.Parameter | None
+    key_gain: nn.Parameter | None
 
-    def __init__(self, width: int, layer: LayerPlan, qk_norm: bool = False) -> None:
+    def __init__(
+        self, width: int, layer: LayerPlan, *, qk_norm: bool = False, qk_gain: bool = False, bias: bool = False,
+        eps: float = NORM_EPS,
+    ) -> None:  # fmt: skip
         super().__init__()
-        self.qk_norm = qk_norm  # whether queries and keys are RMS-normed, head by head
-        self.qkv = nn.Linear(width, layer.query_width + 2 * layer.kv_width, bias=False)
+        self.qk_norm, self.eps = qk_norm, eps
+        self.qkv = nn.Linear(width, layer.query_width + 2 * layer.kv_width, bias=bias)
+        for name in ("query_gain", "key_gain"):
+            self.register_parameter(name, nn.Parameter(torch.ones(layer.head_dim)) if qk_gain else None)
         self.out = nn.Linear(layer.query_width, width, bias=False)
         self.backend: str | None = None  # None lets torch choose
         self.register_buffer("looped", torch.empty(0, dtype=torch.long), persistent=False)
         self.register_buffer("takers", torch.empty(0, 0, dtype=torch.long), persistent=False)
         self.restructure(layer)
+
+    def reset_vectors(self) -> None:
+        """Set biases to 0 and gains to 1, where there are any."""
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
+        for gain in (self.query_gain, self.key_gain):
+            if gain is not None:
+                nn.init.ones_(gain)
 
     def restructure(self, layer: LayerPlan) -> None:
         """Take the plan of the layer; a later one may differ in what is run again."""
@@ -90,6 +110,12 @@ class Attention(nn.Module):
         self.passes = 0 if layer.loop is None else layer.loop.passes
 
     @property
+    def bias(self) -> Tensor | None:
+        """The bias of queries, keys and values, in the order of the rows of `qkv`."""
+        bias: Tensor | None = self.qkv.bias
+        return bias
+
+    @property
     def looped_queries(self) -> Tensor:
         """The looped heads; `looped` has their keys and values after them, as rows of the packed projection."""
         return self.looped[: len(self.looped) // 3]
@@ -103,7 +129,17 @@ class Attention(nn.Module):
         qkv = gather_heads(self.qkv.weight.unflatten(0, (-1, dim)), 0, self.looped, self.takers)
         queries = self.takers[: self.layer.heads]
         out = gather_heads(self.out.weight.unflatten(1, (-1, dim)), 1, self.looped_queries, queries)
-        return LoopedHeads(qkv.flatten(0, 1), out)
+        if (bias := self.bias) is not None:
+            bias = gather_heads(bias.unflatten(0, (-1, dim)), 0, self.looped, self.takers).flatten()
+        return LoopedHeads(qkv.flatten(0, 1), out, bias)
+
+    @property
+    def follows(self) -> bool:
+        """Whether heads that read again can go by what was added to the stream, without seeing it.
+
+        A bias does not grow with the norm, and a gain does not commute with the rotation.
+        """
+        return self.bias is None and self.query_gain is None
 
     def forward(
         self,
@@ -122,15 +158,22 @@ class Attention(nn.Module):
 
         If the plan says so queries and keys are normed.
         """
-        heads, kv_heads, weight = self.layer.heads, self.layer.kv_heads, self.qkv.weight
+        heads, kv_heads, weight, bias = self.layer.heads, self.layer.kv_heads, self.qkv.weight, self.bias
         if looped is not None:
-            heads, kv_heads, weight = looped.heads, looped.heads, looped.qkv
-        eps = NORM_EPS if self.qk_norm else None
-        return project_heads(x, weight, gain, *rope, heads=heads, kv_heads=kv_heads, eps=eps)
+            heads, kv_heads, weight, bias = looped.heads, looped.heads, looped.qkv, looped.bias
+        if self.query_gain is None or self.key_gain is None:
+            eps = self.eps if self.qk_norm else None
+            return project_heads(x, weight, gain, *rope, heads=heads, kv_heads=kv_heads, eps=eps, bias=bias)
+        # A gain stands between norm and rotation, which the fused operator makes in one pass.
+        packed = linear(x, (weight * gain).to(x.dtype), None if bias is None else bias.to(x.dtype))
+        queries, keys, values = packed.unflatten(-1, (-1, self.layer.head_dim)).split((heads, kv_heads, kv_heads), 2)
+        gained = norm_heads(queries, self.eps) * self.query_gain, norm_heads(keys, self.eps) * self.key_gain
+        queries, keys = (rotate(part, *rope).to(x.dtype) for part in gained)
+        return queries, keys, values
 
     def normed(self, queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
         """Queries and keys (B, T, heads, head dim) that were not projected here, normed if the plan says so."""
-        return (norm_heads(queries, NORM_EPS), norm_heads(keys, NORM_EPS)) if self.qk_norm else (queries, keys)
+        return (norm_heads(queries, self.eps), norm_heads(keys, self.eps)) if self.qk_norm else (queries, keys)
 
     def attend(self, queries: Tensor, keys: Tensor, values: Tensor, out: Tensor, view: View) -> Tensor:
         """What heads, each (B, T, heads, head dim), write through `out` (d, heads e) to the stream, (B, T, d)."""

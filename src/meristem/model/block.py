@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from meristem.model.attention import NORM_EPS, Attention, View
+from meristem.model.attention import Attention, View
 from meristem.model.cache import CacheSlot
 from meristem.model.fused import add_norm, swiglu_feed_forward
 from meristem.model.fused_loops import follow_heads, gated, gated_linear, norm_project_heads
 from meristem.model.rotary import RotaryPair
-from meristem.plan import LayerPlan
+from meristem.plan import LayerPlan, Plan
 
 INIT_STD = 0.02
 
@@ -44,12 +44,13 @@ class Norm(nn.Module):
     The gain, `weight` (d,), is left to the product that reads the norm: its weight is far smaller than the stream.
     """
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, plan: Plan) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.ones(width))
+        self.eps = plan.norm_eps
+        self.weight = nn.Parameter(torch.ones(plan.width))
 
     def forward(self, x: Tensor, branch: Tensor, second: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        return add_norm(x, branch, NORM_EPS, second)
+        return add_norm(x, branch, self.eps, second)
 
     def gained(self, normed: Tensor) -> Tensor:
         """A norm (..., d) times its gain, in its own dtype."""
@@ -79,12 +80,14 @@ class Block(nn.Module):
     together with the norm that follows it, in one pass over memory.
     """
 
-    def __init__(self, width: int, feed_forward: int, layer: LayerPlan, qk_norm: bool = False) -> None:
+    def __init__(self, plan: Plan, layer: LayerPlan) -> None:
         super().__init__()
-        self.attention_norm = Norm(width)
-        self.attention = Attention(width, layer, qk_norm)
-        self.feed_forward_norm = Norm(width)
-        self.feed_forward = FeedForward(width, feed_forward)
+        self.attention_norm = Norm(plan)
+        self.attention = Attention(
+            plan.width, layer, qk_norm=plan.qk_norm, qk_gain=plan.qk_gain, bias=plan.qkv_bias, eps=plan.norm_eps
+        )
+        self.feed_forward_norm = Norm(plan)
+        self.feed_forward = FeedForward(plan.width, plan.feed_forward)
 
     def forward(
         self,
@@ -104,7 +107,7 @@ class Block(nn.Module):
         x, normed = self.attention_norm(x, branch)
         branch = self.attention(normed, self.attention_norm.weight, rope, _of_pass(view, 0, x, slots, watch))
         stream: tuple[Tensor, ...] = (x, branch)
-        if self.attention.passes and slots is None and watch is None:
+        if self.attention.passes and slots is None and watch is None and self.attention.follows:
             stream = self._loops(x, branch, rope, gates, view)
         elif self.attention.passes:
             stream = self._loops_one_by_one(x, branch, rope, gates, view, slots, watch)
@@ -115,7 +118,10 @@ class Block(nn.Module):
         self, x: Tensor, branch: Tensor, rope: RotaryPair, gates: Tensor | None, view: View,
         slots: Sequence[CacheSlot] | None, watch: PassWatch | None,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        """The extra passes as they are defined, for those who have to see each of them; x and branch after the last."""
+        """The extra passes as they are defined, for who has to see each of them and for heads that cannot follow.
+
+        Returned are x and branch after the last.
+        """
         attention, looped = self.attention, self.attention.looped_heads()
         for number in range(1, 1 + attention.passes):
             x, normed = self.attention_norm(x, branch)
@@ -136,7 +142,7 @@ class Block(nn.Module):
         out, weight = looped.out.flatten(1), looped.qkv * self.attention_norm.weight
         if attention.passes > 1:
             weight = torch.cat((weight, out.T))
-        x, branch, *parts = norm_project_heads(x, branch, weight, *rope, heads=looped.heads, eps=NORM_EPS)
+        x, branch, *parts = norm_project_heads(x, branch, weight, *rope, heads=looped.heads, eps=attention.eps)
         queries, keys, values = parts[:3]
         read = attention.read(*attention.normed(queries, keys), values, view)
         if attention.passes == 1:
@@ -144,7 +150,7 @@ class Block(nn.Module):
         packed, scale = parts[3:]
         read, step = gated(read, strengths[0]), out.T @ weight.T
         for strength in strengths[1:]:
-            queries, keys, values = follow_heads(packed, scale, read, step, *rope, eps=NORM_EPS, width=x.shape[-1])
+            queries, keys, values = follow_heads(packed, scale, read, step, *rope, eps=attention.eps, width=x.shape[-1])
             read = read + gated(attention.read(*attention.normed(queries, keys), values, view), strength)
         return x, branch, linear(read.flatten(2).to(packed.dtype), out)
 
@@ -159,6 +165,7 @@ class Block(nn.Module):
         draw_normal(self.attention.out.weight, residual, generator)
         draw_normal(self.feed_forward.gate_up.weight, INIT_STD, generator)
         draw_normal(self.feed_forward.down.weight, residual, generator)
+        self.attention.reset_vectors()
         self.attention_norm.reset_parameters()
         self.feed_forward_norm.reset_parameters()
 

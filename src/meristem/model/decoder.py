@@ -1,4 +1,4 @@
-"""The decoder-only language model, built from a plan, with tied embeddings."""
+"""The decoder-only language model, built from a plan, whose output may be tied with its embedding."""
 
 from __future__ import annotations
 
@@ -8,20 +8,22 @@ from torch.nn.functional import linear
 
 from meristem.errors import InputError
 from meristem.model.attention import View
-from meristem.model.block import Norm
+from meristem.model.block import INIT_STD, Norm, draw_normal
 from meristem.model.cache import KVCache
 from meristem.model.inputs import INDICES, check_plan, check_targets, check_tokens
 from meristem.model.loss import linear_cross_entropy
 from meristem.model.transformer import Regions, Transformer, Watch
 from meristem.plan import Plan
 
-
-def _vocabulary_loss(norm: Norm, embedding: nn.Embedding, x: Tensor, branch: Tensor, targets: Tensor) -> Tensor:
-    return _loss_of(norm, embedding, norm(x, branch)[1], targets)
+Unembedding = nn.Embedding | nn.Linear  # either has the weights of the output, (V, d)
 
 
-def _loss_of(norm: Norm, embedding: nn.Embedding, normed: Tensor, targets: Tensor) -> Tensor:
-    return linear_cross_entropy(normed.flatten(0, 1), embedding.weight, targets.flatten(), gain=norm.weight)
+def _vocabulary_loss(norm: Norm, unembedding: Unembedding, x: Tensor, branch: Tensor, targets: Tensor) -> Tensor:
+    return _loss_of(norm, unembedding, norm(x, branch)[1], targets)
+
+
+def _loss_of(norm: Norm, unembedding: Unembedding, normed: Tensor, targets: Tensor) -> Tensor:
+    return linear_cross_entropy(normed.flatten(0, 1), unembedding.weight, targets.flatten(), gain=norm.weight)
 
 
 class Decoder(Transformer):
@@ -39,7 +41,18 @@ class Decoder(Transformer):
         if plan.classes is not None:
             raise InputError("plan.classes", plan.classes, "is of classifiers; a language model has none")
         super().__init__(plan)
+        self.output = None if plan.tied else nn.Linear(plan.width, plan.vocabulary, bias=False)
         self.initialise(seed)
+
+    @property
+    def unembedding(self) -> Unembedding:
+        """What has the weights of the output: the embedding, unless the plan says that they are not tied."""
+        return self.embedding if self.output is None else self.output
+
+    def draw(self, generator: torch.Generator) -> None:
+        super().draw(generator)
+        if self.output is not None:
+            draw_normal(self.output.weight, INIT_STD, generator)
 
     def loss(
         self,
@@ -55,11 +68,11 @@ class Decoder(Transformer):
         check_tokens(tokens, self.plan.vocabulary)
         check_targets(targets, tuple(tokens.shape), "the tokens that follow each position", INDICES)
         x, branch = self.stream(tokens, View(causal=tokens.shape[1] > 1), regions=regions, watch=watch)
-        return self.with_idle_gates(regions.leave(_vocabulary_loss, self.norm, self.embedding, x, branch, targets))
+        return self.with_idle_gates(regions.leave(_vocabulary_loss, self.norm, self.unembedding, x, branch, targets))
 
     def loss_of(self, normed: Tensor, targets: Tensor) -> Tensor:
         """The loss of what `normed` gave (B, T, d), for those who want more of it than that."""
-        return self.with_idle_gates(_loss_of(self.norm, self.embedding, normed, targets))
+        return self.with_idle_gates(_loss_of(self.norm, self.unembedding, normed, targets))
 
     def logits(self, tokens: Tensor) -> Tensor:
         """Logits of the token that follows each position, (B, T, V)."""
@@ -105,7 +118,7 @@ class Decoder(Transformer):
 
     def unembed(self, hidden: Tensor) -> Tensor:
         """The logits (..., V) over the vocabulary of normed hidden states (..., d)."""
-        return linear(hidden, self.embedding.weight)
+        return linear(hidden, self.unembedding.weight)
 
 
 def visibility(start: int, stop: int, padding: Tensor | None, device: torch.device) -> Tensor:

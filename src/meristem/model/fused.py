@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-from torch.nn.functional import embedding, silu
+from torch.nn.functional import embedding, linear, silu
 
 from meristem.errors import InputError
 from meristem.model.operators import accum_dtype, operator, product_dtype, product_in, use_triton
@@ -293,11 +293,13 @@ class _ProjectHeads(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, gain: Tensor, cos: Tensor, sin: Tensor, heads: int, kv_heads: int,
-        eps: float | None,
+        ctx: Any, x: Tensor, weight: Tensor, gain: Tensor, bias: Tensor | None, cos: Tensor, sin: Tensor, heads: int,
+        kv_heads: int, eps: float | None,
     ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
         cast, folded = Folded.of(weight, gain, x.dtype)
-        packed = (x @ cast.T).unflatten(-1, (heads + 2 * kv_heads, -1))
+        product = x @ cast.T if bias is None else linear(x, cast, bias.to(x.dtype))
+        packed = product.unflatten(-1, (heads + 2 * kv_heads, -1))
+        ctx.bias_dtype = None if bias is None else bias.dtype
         rotated = heads + kv_heads
         normed: tuple[Tensor, ...] = ()
         if eps is None:
@@ -316,20 +318,22 @@ class _ProjectHeads(torch.autograd.Function):
             packed = norm_rotate_heads_backward(dq, dk, dv, *normed, cos, sin).flatten(2)
         else:
             packed = rotate_heads_backward(dq, dk, dv, cos, sin).flatten(2)
-        grads = folded.gradients(ctx, packed.flatten(0, 1), x.flatten(0, 1))
-        return packed @ folded.again(x.dtype), *grads, None, None, None, None, None
+        rows = packed.flatten(0, 1)
+        grads = folded.gradients(ctx, rows, x.flatten(0, 1))
+        bias_grad = rows.sum(0, dtype=ctx.bias_dtype) if ctx.needs_input_grad[3] else None
+        return packed @ folded.again(x.dtype), *grads, bias_grad, None, None, None, None, None
 
 
 def project_heads(
     x: Tensor, weight: Tensor, gain: Tensor, cos: Tensor, sin: Tensor, heads: int, kv_heads: int,
-    eps: float | None = None,
+    eps: float | None = None, bias: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Rotated queries and keys, and values, (B, T, their heads, dim), of a norm x (B, T, d) with its gain (d,).
 
-    The rows of `weight` are ordered queries, keys, values, head by head; computed in the dtype of x. With an `eps`
-    queries and keys are RMS-normed, head by head, as `norm_heads` does.
+    The rows of `weight` are ordered queries, keys, values, head by head, and so are the entries of `bias`, if there is
+    one; computed in the dtype of x. With an `eps` queries and keys are RMS-normed, head by head, as `norm_heads` does.
     """
-    parts: tuple[Tensor, Tensor, Tensor] = _ProjectHeads.apply(x, weight, gain, cos, sin, heads, kv_heads, eps)
+    parts: tuple[Tensor, Tensor, Tensor] = _ProjectHeads.apply(x, weight, gain, bias, cos, sin, heads, kv_heads, eps)
     return parts
 
 

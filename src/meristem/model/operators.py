@@ -59,7 +59,8 @@ def announce_operators() -> None:
 
 
 @cache
-def _has_triton() -> bool:
+def has_triton() -> bool:
+    """Whether Triton is installed."""
     try:
         import triton  # noqa: F401
     except ImportError:
@@ -68,7 +69,7 @@ def _has_triton() -> bool:
 
 
 def use_triton(x: Tensor) -> bool:
-    return x.is_cuda and x.dtype != torch.float64 and _has_triton()
+    return x.is_cuda and x.dtype != torch.float64 and has_triton()
 
 
 def product_dtype(x: Tensor) -> torch.dtype:

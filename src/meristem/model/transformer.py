@@ -1,6 +1,6 @@
 """What the language model and the classifier share: a stack of blocks with the structure of a plan.
 
-Pre-norm RMSNorm, rotary positions over each layer's own head dim, SwiGLU, no biases.
+Pre-norm RMSNorm, rotary positions over each layer's own head dim, SwiGLU; biases of queries, keys and values at most.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from meristem.errors import InputError
-from meristem.model.attention import View
+from meristem.model.attention import Attention, View
 from meristem.model.backends import choose_backends
 from meristem.model.block import INIT_STD, Block, Norm, Pass, PassWatch, draw_normal
 from meristem.model.cache import CacheSlot, KVCache
@@ -79,9 +79,10 @@ class Transformer(nn.Module):
         self.plan = plan
         self._kernels: tuple[torch.device, torch.dtype, str] | None = None  # as they were asked for
         self.embedding = nn.Embedding(plan.vocabulary, plan.width)
-        self.blocks = nn.ModuleList(_new_block(plan, layer) for layer in plan.layers)
-        self.norm = Norm(plan.width)
-        self.rotary = RotaryTables((layer.head_dim for layer in (*plan.layers, *plan.target)), plan.context)
+        self.blocks = nn.ModuleList(Block(plan, layer) for layer in plan.layers)
+        self.norm = Norm(plan)
+        dims = (layer.head_dim for layer in (*plan.layers, *plan.target))
+        self.rotary = RotaryTables(dims, plan.context, plan.rotary)
         gates = plan.gates
         shape = (0, 0, 0) if gates is None else (len(plan.layers), gates.passes, gates.heads)
         self.register_buffer("gate_ramp", None if gates is None else torch.zeros(shape))
@@ -149,7 +150,7 @@ class Transformer(nn.Module):
         """A block of the given shape where the others are, whose weights are still to be given."""
         weight = self.embedding.weight
         with torch.device("meta"):  # nothing is drawn
-            block = _new_block(self.plan, layer)
+            block = Block(self.plan, layer)
         block = block.to(weight.dtype).to_empty(device=weight.device).train(self.training)
         block.attention.restructure(layer)
         if self._kernels is not None:
@@ -161,6 +162,11 @@ class Transformer(nn.Module):
         for block, layer in zip(self.stack, plan.layers, strict=True):
             block.attention.restructure(layer)
             block.attention.qk_norm = plan.qk_norm
+        for module in self.modules():
+            if isinstance(module, Norm | Attention):
+                module.eps = plan.norm_eps
+        if plan.rotary != self.plan.rotary:
+            self.rotary = RotaryTables((), plan.context, plan.rotary).to(self.embedding.weight.device)
         self.rotary.add(plan.head_dims)
         self.plan = plan
 
@@ -224,10 +230,6 @@ class Transformer(nn.Module):
         if self.gate_delta is not None and not self.plan.loops:
             return loss + 0 * self.gate_delta.sum()
         return loss
-
-
-def _new_block(plan: Plan, layer: LayerPlan) -> Block:
-    return Block(plan.width, plan.feed_forward, layer, plan.qk_norm)
 
 
 def _numbered(watch: Watch, layer: int, repeat: int) -> PassWatch:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any
 
 from meristem.errors import InputError
@@ -15,7 +15,7 @@ from meristem.limits import (
     MOST_WIDTH,
     check_integer,
 )
-from meristem.plan.layers import Gates, LayerPlan, Loop
+from meristem.plan.layers import Gates, LayerPlan, Loop, Rotary
 
 if TYPE_CHECKING:
     from meristem.plan.plan import Plan
@@ -24,6 +24,7 @@ FORMAT = "meristem-plan/1"
 SIZES = {  # of a plan, and their ceilings
     "width": MOST_WIDTH, "vocabulary": MOST_TOKEN_IDS, "context": MOST_CONTEXT, "feed_forward": MOST_FEED_FORWARD,
 }  # fmt: skip
+VARIANT = frozenset({"qk_norm", "qk_gain", "qkv_bias", "tied", "norm_eps", "rotary"})  # left out where it is as usual
 
 
 def plan_to_dict(plan: Plan) -> dict[str, Any]:
@@ -35,8 +36,10 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
         del data["classes"], data["pooling"]
     if not plan.target:
         del data["target"]
-    if not plan.qk_norm:
-        del data["qk_norm"]
+    for name in VARIANT - plan.variant.keys():
+        del data[name]
+    if "rotary" in data:
+        data["rotary"] = {name: value for name, value in data["rotary"].items() if value != getattr(Rotary(), name)}
     for layer in (*data["layers"], *data.get("target", ())):
         if not layer["repeats"]:
             del layer["repeats"]
@@ -60,7 +63,7 @@ def plan_fields(data: Any) -> dict[str, Any]:
         found = data.get("format") if isinstance(data, dict) else type(data).__name__
         raise InputError("format", found, f"must be {FORMAT!r}")
     rest = {k: v for k, v in data.items() if k != "format"}
-    _check_fields("plan", rest, SIZES, ("layers",), ("gates", "classes", "pooling", "target", "qk_norm"))
+    _check_fields("plan", rest, SIZES, ("layers",), ("gates", "classes", "pooling", "target", *sorted(VARIANT)))
     layers = _layers_from_list("layers", rest["layers"])
     target = _layers_from_list("target", rest["target"]) if "target" in rest else ()
     gates = rest.get("gates")
@@ -69,7 +72,17 @@ def plan_fields(data: Any) -> dict[str, Any]:
             raise InputError("gates", gates, "must be an object or null")
         _check_fields("gates", gates, ("passes", "heads"), ("trained",))
         gates = Gates(**gates)
+    if "rotary" in rest:
+        rest["rotary"] = _rotary_from_dict(rest["rotary"])
     return {**rest, "layers": layers, "gates": gates, "target": target}
+
+
+def _rotary_from_dict(data: Any) -> Rotary:
+    if not isinstance(data, dict):
+        raise InputError("rotary", data, "must be an object")
+    _check_fields("rotary", data, (), (), [field.name for field in fields(Rotary)])
+    band = data.get("band")
+    return Rotary(**{**data, "band": tuple(band) if isinstance(band, list) else band})
 
 
 def _check_fields(

@@ -126,9 +126,11 @@ def layer_cost(plan: Plan, layer: LayerPlan) -> Cost:
             activations += (2 * 2 * m + 4 * 2 * len(layer.loop.heads)) * passes
     if plan.qk_norm:  # the factor of each head
         activations += 4 * (layer.heads + layer.kv_heads)
+    if plan.qk_gain:  # queries and keys before their gain
+        activations += 2 * (q + kv)
     times = 1 + layer.repeats
     return Cost(
-        attention_matrices + feed_forward_matrices + 2 * d,
+        attention_matrices + feed_forward_matrices + _vectors(plan, layer),
         forward * times,
         softmax * times,
         2 * kv_values * times if plan.classes is None else 0,  # nothing is kept: an encoder reads all at once
@@ -136,17 +138,24 @@ def layer_cost(plan: Plan, layer: LayerPlan) -> Cost:
     )
 
 
+def _vectors(plan: Plan, layer: LayerPlan) -> int:
+    """Parameters of a layer that are in no matrix: gains of norms, and biases."""
+    biases = (layer.query_width + 2 * layer.kv_width) * plan.qkv_bias
+    return 2 * plan.width + biases + 2 * layer.head_dim * plan.qk_gain
+
+
 def outer_cost(plan: Plan) -> Cost:
     """Token embedding, the last norm, the gates of loops, and the output projection.
 
-    That of a language model is tied with the embedding; a classifier's has a bias.
+    That of a language model may be tied with the embedding; a classifier's has a bias.
     """
     d, v, c = plan.width, plan.vocabulary, plan.classes
     gates = plan.gates
     trained = len(plan.layers) * gates.passes * gates.heads if gates is not None and gates.trained else 0
     activations = 2 * d
     if c is None:
-        return Cost(v * d + d + trained, _products(v * d), activation_bytes_per_token=activations)
+        matrices = v * d * (1 if plan.tied else 2)
+        return Cost(matrices + d + trained, _products(v * d), activation_bytes_per_token=activations)
     return Cost(v * d + d + trained + (d + 1) * c, activation_bytes_per_token=activations, answer=2 * d * c)
 
 
@@ -159,7 +168,7 @@ def memory(
     check_integer("world", world, 1, MOST_PROCESSES)
     of_type("optimizer", optimizer, OptimizerKind)
     of_type("parallel", parallel, Parallel)
-    matrices = [plan.layer_cost(layer).parameters - 2 * plan.width for layer in plan.layers]  # without norms
+    matrices = [plan.layer_cost(layer).parameters - _vectors(plan, layer) for layer in plan.layers]
     count = plan.parameters
     activations = batch_tokens * (_recomputed(plan) if recompute else plan.cost.activation_bytes_per_token)
     # Two moments of every parameter in float32, or Muon's one of the blocks' matrices.

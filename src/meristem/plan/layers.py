@@ -1,11 +1,12 @@
-"""The parts of a plan: one layer, what of it is run again, and the strengths of loops."""
+"""The parts of a plan: one layer, what of it is run again, the strengths of loops, and rotary positions."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from meristem.errors import InputError
-from meristem.limits import MOST_HEADS, MOST_PASSES, MOST_WIDTH, check_integer
+from meristem.limits import MOST_CONTEXT, MOST_HEADS, MOST_PASSES, MOST_WIDTH, check_integer
 from meristem.schedules import choices, divisors
 
 
@@ -43,6 +44,41 @@ class Gates:
         check_integer("gates.heads", self.heads, 1, MOST_HEADS)
         if type(self.trained) is not bool:
             raise InputError("gates.trained", self.trained, "must be true or false")
+
+
+@dataclass(frozen=True)
+class Rotary:
+    """How fast rotary positions turn: pair i of a head of dim e by base^(-2 i / e) in each token.
+
+    For a context longer than a model began with, all pairs are slowed down by a `factor`. With a `band` (low, high)
+    that is as in Llama 3: pairs that turn more than `high` times in `context` tokens, those it began with, stay as they
+    are, those that turn less than `low` times have all of the factor, and those between a part of it.
+    """
+
+    base: float = 10_000.0
+    factor: float = 1.0
+    band: tuple[float, float] | None = None
+    context: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, least in (("base", "above 1"), ("factor", "1 or above")):
+            value = getattr(self, name)
+            if type(value) not in (int, float) or not 1 <= value < math.inf or (name == "base" and value == 1):
+                raise InputError(f"rotary.{name}", value, f"must be {least}, and finite")
+            object.__setattr__(self, name, float(value))  # 10000 and 10000.0 are one plan
+        if (self.band is None) != (self.context is None):
+            raise InputError("rotary.band", self.band, "goes with the context that it is about, rotary.context")
+        if self.band is not None and self.context is not None:
+            check_integer("rotary.context", self.context, 1, MOST_CONTEXT)
+            pair = self.band if isinstance(self.band, tuple) and len(self.band) == 2 else (0.0, 0.0)
+            if not all(type(end) in (int, float) for end in pair) or not 0 < pair[0] < pair[1] < math.inf:
+                raise InputError("rotary.band", self.band, "must be two numbers above 0, the lower first")
+            object.__setattr__(self, "band", (float(pair[0]), float(pair[1])))
+
+    @property
+    def scaled(self) -> bool:
+        """Whether any pair is slowed down."""
+        return self.factor != 1
 
 
 @dataclass(frozen=True)

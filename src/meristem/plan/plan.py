@@ -10,7 +10,7 @@ import hashlib
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypedDict, Unpack, get_args
 
@@ -19,14 +19,15 @@ from meristem.errors import InputError, shortened
 from meristem.files import parsed_json, read_json
 from meristem.limits import MOST_CLASSES, MOST_HEADS, MOST_LAYERS, MOST_WIDTH, check_integer
 from meristem.plan import costs
-from meristem.plan.as_json import SIZES, plan_fields, plan_to_dict
+from meristem.plan.as_json import SIZES, VARIANT, plan_fields, plan_to_dict
 from meristem.plan.costs import Cost, Memory, TrainingOptions
-from meristem.plan.layers import Gates, LayerPlan, Loop
+from meristem.plan.layers import Gates, LayerPlan, Loop, Rotary
 from meristem.plan.view import plan_table, plan_warnings
 from meristem.schedules import PREFERRED_DIMS, choices, divisors, even_divisors, head_schedule
 
 PADDING = 0  # the token that fills up the shorter rows of a classifier's batch, on the right
 POOLINGS: tuple[str, ...] = get_args(Pooling)
+NORM_EPS = 1e-5
 
 
 class Shape(TypedDict, total=False):
@@ -69,6 +70,11 @@ class Plan:
     pooling: str = "mean"  # of a classifier
     target: tuple[LayerPlan, ...] = ()  # the layers that a model which grows in depth will have; empty when it has them
     qk_norm: bool = False  # whether every query and key, head by head, is RMS-normed before it is rotated
+    qk_gain: bool = False  # whether these norms have gains, (head dim,) for the queries of a layer and for its keys
+    qkv_bias: bool = False  # whether queries, keys and values have biases
+    tied: bool = True  # whether a language model's output has the weights of its embedding
+    norm_eps: float = NORM_EPS  # of every RMS norm
+    rotary: Rotary = Rotary()  # noqa: RUF009  (immutable)
 
     def __post_init__(self) -> None:
         for field, most in SIZES.items():
@@ -88,8 +94,7 @@ class Plan:
             check_integer("target", len(self.target), len(self.layers) + 1, MOST_LAYERS)
             if any(layer.run_again for layer in self.target):
                 raise InputError("target", "layers that are run again", "must run every layer once")
-        if type(self.qk_norm) is not bool:
-            raise InputError("qk_norm", self.qk_norm, "must be true or false")
+        self._check_variant()
         if self.gates is not None and not isinstance(self.gates, Gates):
             raise InputError("gates", self.gates, "must be Gates(passes, heads), or None")
         for index, layer in enumerate(self.layers):
@@ -103,6 +108,19 @@ class Plan:
                     )
                 if size > gates.heads:
                     raise InputError(f"layers[{index}].loop.heads", size, f"must be at most gates.heads, {gates.heads}")
+
+    def _check_variant(self) -> None:
+        for field in ("qk_norm", "qk_gain", "qkv_bias", "tied"):
+            if type(getattr(self, field)) is not bool:
+                raise InputError(field, getattr(self, field), "must be true or false")
+        if self.qk_gain and not self.qk_norm:
+            raise InputError("qk_gain", True, "is of norms of queries and keys; set qk_norm too")
+        if self.classes is not None and not self.tied:
+            raise InputError("tied", False, "is of language models; the output of a classifier is always its own")
+        if type(self.norm_eps) is not float or not 0 < self.norm_eps < 1:
+            raise InputError("norm_eps", self.norm_eps, "must be a number above 0 and below 1")
+        if not isinstance(self.rotary, Rotary):
+            raise InputError("rotary", self.rotary, "must be Rotary(base), perhaps with a factor")
 
     # --- builders -------------------------------------------------------------------------------------------
 
@@ -227,6 +245,16 @@ class Plan:
     def loops(self) -> dict[int, Loop]:
         """The loop of each layer that has one."""
         return {i: layer.loop for i, layer in enumerate(self.layers) if layer.loop is not None}
+
+    @property
+    def variant(self) -> dict[str, Any]:
+        """What else there is to tell a model's kind by, where it is not as usual; plans can be given it by `replace`.
+
+        >>> replace(Plan.uniform(layers=2, width=32, heads=4), tied=False).variant
+        {'tied': False}
+        """
+        own = (field for field in fields(self) if field.name in VARIANT)
+        return {field.name: value for field in own if (value := getattr(self, field.name)) != field.default}
 
     @property
     def is_looped(self) -> bool:

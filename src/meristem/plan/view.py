@@ -50,7 +50,7 @@ def plan_table(plan: Plan) -> str:
     lines += [
         "(each line is one layer's cost, for the layers named)",
         f"width {plan.width}, vocabulary {plan.vocabulary}, context {plan.context}, "
-        f"feed-forward {plan.feed_forward}{', queries and keys normed' * plan.qk_norm}{answer}",
+        f"feed-forward {plan.feed_forward}{_variant_text(plan)}{answer}",
         f"parameters {cost.parameters:,} in all; forward {work}; training three times that",
         f"softmax elements {cost.softmax_elements:,} per sequence{cache}",
         *([] if plan.gates is None else [f"gates for {plan.gates.passes} passes over {plan.gates.heads} heads"]),
@@ -105,7 +105,7 @@ def plan_facts(
         "heads": list(plan.heads),
         "head_dims": list(plan.head_dims),
         "kv_heads": list(plan.kv_heads),
-        **({"qk_norm": True} if plan.qk_norm else {}),
+        **{name: plan.to_dict()[name] for name in plan.variant},
         "loops": {str(index): {"heads": list(loop.heads), "passes": loop.passes} for index, loop in plan.loops.items()},
         "repeats": [layer.repeats for layer in plan.layers],
         "parameters": cost.parameters,
@@ -172,6 +172,22 @@ def side_by_side(
     ratio = a.softmax_elements / b.softmax_elements
     lines.append(f"{verdict}; softmax work {ratio:.4f} of {other_name}'s")
     return "\n".join([*lines, *(f"warning: {text}" for text in plan.warnings())])
+
+
+def _variant_text(plan: Plan) -> str:
+    """What there is besides sizes, each part after a comma; nothing of what is as usual."""
+    turns = f"rotary base {plan.rotary.base:,.10g}"
+    if plan.rotary.scaled:
+        began = "" if plan.rotary.context is None else f" beyond {plan.rotary.context:,} tokens"
+        turns += f" slowed down by {plan.rotary.factor:g}{began}"
+    texts = {
+        "qk_norm": "queries and keys normed" + ", with gains" * plan.qk_gain,
+        "qkv_bias": "biases of queries, keys and values",
+        "tied": "an output of its own",
+        "norm_eps": f"norm epsilon {plan.norm_eps:g}",
+        "rotary": turns,
+    }
+    return "".join(f", {text}" for name, text in texts.items() if name in plan.variant)
 
 
 def _runs(layers: Sequence[LayerPlan]) -> list[tuple[int, int, LayerPlan]]:

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from meristem.config import RESUMABLE, Config, build_config, known_values
+from meristem.data.find_tokenizer import CONFIG_FILE, TOKENIZER_FILE
 from meristem.data.labelled.recipe import RECIPE_FILE
-from meristem.data.tokenizer_files import CONFIG_FILE, TOKENIZER_FILE
 from meristem.errors import InputError, RunError, shown
 from meristem.files import read_json, sha256_of, write_atomically
 from meristem.plan import Plan
@@ -19,6 +19,7 @@ from meristem.plan import Plan
 FORMAT = "meristem-origin/1"
 ORIGIN_FILE = "origin.json"
 OLDER_FILE = "data.json"  # of runs before there was an origin; it has the digest of the data alone
+NO_DATA = ""  # instead of a digest, of a run that was imported
 READERS = (TOKENIZER_FILE, CONFIG_FILE, RECIPE_FILE)  # how texts or rows become ids; a run has one or two of these
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import logging
 import shutil
 from collections.abc import Callable, Iterator, Sequence
@@ -13,7 +14,7 @@ from typing import Any
 
 import torch
 
-from meristem.config import Config, load_config
+from meristem.config import RESUMABLE, Config, load_config
 from meristem.data import LabelledData, Recipe, TokenData, Tokenizer, load_tokenizer
 from meristem.devices import choose_device
 from meristem.errors import InputError, Remedy, RunError, shortened
@@ -37,7 +38,7 @@ from meristem.runs.divergence import REWINDS_FILE, Rewind, load_rewinds
 from meristem.runs.entries import sound_metrics
 from meristem.runs.lock import check_free, run_lock
 from meristem.runs.log import aside_name, damage, positions, read_log
-from meristem.runs.origin import OLDER_FILE, Origin
+from meristem.runs.origin import NO_DATA, OLDER_FILE, Origin
 from meristem.runs.predictions import Prediction, class_logits, encoded_rows, predictions
 from meristem.wording import listed
 
@@ -76,10 +77,12 @@ class RunFolder:
     @classmethod
     @contextmanager
     def created(
-        cls, path: Path, config: Config, plan: Plan, data: TokenData | LabelledData,
+        cls, path: Path, config: Config, plan: Plan, data: TokenData | LabelledData | Tokenizer,
         fill: Callable[[RunFolder], None] = lambda folder: None,
     ) -> Iterator[RunFolder]:  # fmt: skip
         """Begin a run in a new or empty folder, and hold it; `fill` puts into it what it begins with besides.
+
+        One that will not be trained has no data, but a tokenizer alone.
 
         The folder is filled and locked under another name, and gets its own when it is whole: there are no half-begun
         runs, and of two processes that begin one at the same time, one finds the other at work.
@@ -92,13 +95,14 @@ class RunFolder:
         aside.mkdir(parents=True)
         try:
             with run_lock(aside, path):
-                if isinstance(data, TokenData):
-                    load_tokenizer(data.folder).save(aside)
-                else:
+                if isinstance(data, LabelledData):
                     data.recipe.save(aside)
+                else:
+                    (load_tokenizer(data.folder) if isinstance(data, TokenData) else data).save(aside)
                 (aside / "plan.json").write_text(plan.to_json(), encoding="utf-8")
                 (aside / "config.toml").write_text(config.to_toml(), encoding="utf-8")
-                Origin.of(aside, config, plan, data.index.digest).save(aside)
+                digest = data.index.digest if isinstance(data, TokenData | LabelledData) else NO_DATA
+                Origin.of(aside, config, plan, digest).save(aside)
                 fill(cls(aside))
                 flush_folder(aside)
                 try:
@@ -173,6 +177,12 @@ class RunFolder:
         origin = self.origin
         return read_json(self.path / OLDER_FILE).get("digest") if origin is None else origin.data
 
+    def check_trained(self) -> None:
+        """Refuse to go on with what was never trained here."""
+        if self.data_digest == NO_DATA:
+            expected = "was imported and has no data; train on in a new run, with model.start_from"
+            raise InputError("run", str(self.path), expected)
+
     def check_data(self, data: TokenData | LabelledData) -> None:
         """Refuse to go on with other data than the run began with."""
         if data.index.digest != self.data_digest:
@@ -210,6 +220,13 @@ class RunFolder:
                 path.rename(aside / path.name)
         flush(self.path)
         return aside
+
+
+def binding(folder: RunFolder, config: Config) -> dict[str, Any]:
+    """What a checkpoint's state says of the run it belongs to: its origin, and the settings that may change."""
+    origin = folder.origin
+    settings = {key: config[key] for key in RESUMABLE}
+    return {"origin": None if origin is None else origin.digest, "settings": json.loads(json.dumps(settings))}
 
 
 def _check_empty(path: Path) -> None:

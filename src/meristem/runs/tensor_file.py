@@ -10,6 +10,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -29,13 +30,16 @@ class NotFinite(ValueError):
     """A tensor that should be finite is not; its name."""
 
 
-def save_tensors(path: Path, tensors: Mapping[str, Tensor], *, finite: bool = False) -> str:
+def save_tensors(
+    path: Path, tensors: Mapping[str, Tensor], *, finite: bool = False, metadata: Mapping[str, str] | None = None
+) -> str:
     """Write tensors, from whichever device they are on, one after another; the sha256 of the file, in hex.
 
-    Those that have to be `finite` are looked at on the way.
+    Those that have to be `finite` are looked at on the way. `metadata` are texts for the head of the file.
     """
     names = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))  # so that each one is aligned
-    header, offset = {}, 0
+    header: dict[str, Any] = {} if metadata is None else {"__metadata__": dict(metadata)}
+    offset = 0
     for name in names:
         tensor = tensors[name]
         end = offset + tensor.nbytes

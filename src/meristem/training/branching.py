@@ -27,10 +27,12 @@ from meristem.runs.checkpoint import (
 from meristem.runs.divergence import Rewind, write_rewinds
 from meristem.runs.log import Log, log_until, positions
 from meristem.runs.origin import first_difference
-from meristem.runs.run_folder import RunFolder
+from meristem.runs.run_folder import RunFolder, binding
+from meristem.runs.start import write_start
 from meristem.training.distributed import Processes
-from meristem.training.going_on import binding, rewind_event
+from meristem.training.going_on import rewind_event
 from meristem.training.optimizer import constant_part
+from meristem.training.starting import Start
 from meristem.wording import listed
 
 logger = logging.getLogger(__name__)
@@ -135,12 +137,15 @@ class Trunk:
 def begin_anew(
     run: RunFolder, config: Config, data: TokenData | LabelledData, peers: Processes, say: Callable[[str], None]
 ) -> None:
-    """Put aside what a run has done; one that branched off is given again what its trunk had there."""
-    trunk = Trunk.of(config)
+    """Put aside what a run has done; one that began with something of another run is given that again."""
+    trunk, start = Trunk.of(config), Start.of(config)
     if trunk is not None:
         trunk.followed(config, data)
     if peers.first:
         checkpoint = None if trunk is None else trunk.load()  # before anything is touched
+        weights = start.tensors(run.plan) if start is not None and trunk is None else None
         say(f"beginning from the start; what was there is kept in {run.set_aside()}")
         if trunk is not None and checkpoint is not None:
             trunk.fill(run, config, checkpoint)
+        if weights is not None:
+            write_start(run, config, run.plan, weights)

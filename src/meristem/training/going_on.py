@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from meristem.config import RESUMABLE, Config
+from meristem.config import Config
 from meristem.errors import InputError, Remedy, RunError, shown
 from meristem.ranks import from_first_rank
 from meristem.runs.checkpoint import (
@@ -24,7 +23,7 @@ from meristem.runs.checkpoint import (
 from meristem.runs.divergence import REWINDS_FILE, Diverged, Rewind, batch_number, write_rewinds
 from meristem.runs.log import Log, positions, rewind_log
 from meristem.runs.origin import ORIGIN_FILE
-from meristem.runs.run_folder import RunFolder
+from meristem.runs.run_folder import RunFolder, binding
 from meristem.training.distributed import Processes
 
 logger = logging.getLogger(__name__)
@@ -39,13 +38,6 @@ def load_agreed(
     chosen = load_newest(folder.checkpoints, say, wanted) if peers.first else None
     step = from_first_rank(None if chosen is None else chosen.step)
     return chosen if peers.first or step is None else load_checkpoint(folder.checkpoints / checkpoint_name(step))
-
-
-def binding(folder: RunFolder, config: Config) -> dict[str, Any]:
-    """What a checkpoint's state says of the run it belongs to: its origin, and the settings that may change."""
-    origin = folder.origin
-    settings = {key: config[key] for key in RESUMABLE}
-    return {"origin": None if origin is None else origin.digest, "settings": json.loads(json.dumps(settings))}
 
 
 def check_bound(folder: RunFolder, config: Config, checkpoint: Checkpoint | None, say: Say) -> None:

@@ -34,7 +34,7 @@ def starting_plan(config: Config, plan: Plan) -> Plan:
         raise InputError("model.context", plan.context, expected)
     for name in (name for name in LOOPS if growth.has(name) and plan.is_looped):
         expected = f"has loops already, which {name} of growth.policies would have to change"
-        raise InputError("model.plan", config.model.plan, expected)
+        raise InputError("model.plan", config.model.plan or config.model.start_from, expected)
     for name in (name for name in HEADS if growth.has(name)):
         _check_keys(config, plan)
         _check_growth(config, name, plan)
@@ -57,7 +57,7 @@ def _check_keys(config: Config, plan: Plan) -> None:
     try:
         check_growable(plan)
     except InputError as error:
-        if error.field != "kv_heads" or config.model.plan is not None:
+        if error.field != "kv_heads" or config.model.plan or config.model.start_from:
             raise
         expected = f"must be 1 (or as many as there are heads, 2 at least) for heads to come and go: {error}"
         raise InputError("model.kv_group", config.model.kv_group, expected) from None

@@ -44,13 +44,14 @@ from meristem.runs.former_state import state_of_today
 from meristem.runs.lock import run_lock
 from meristem.runs.log import Log
 from meristem.runs.origin import Origin
-from meristem.runs.run_folder import RunFolder
+from meristem.runs.run_folder import RunFolder, binding
 from meristem.runs.saver import Saver
+from meristem.runs.start import write_start
 from meristem.training.averaging import averaged, update_average
 from meristem.training.branching import Trunk, begin_anew
 from meristem.training.display import make_display
 from meristem.training.distributed import Processes, processes
-from meristem.training.going_on import binding, check_bound, finished_facts, go_back, load_agreed, restore_logs
+from meristem.training.going_on import check_bound, finished_facts, go_back, load_agreed, restore_logs
 from meristem.training.gradients import Gradients
 from meristem.training.growth_from_config import make_grower, starting_plan
 from meristem.training.meter import Clock, PendingReadings, StepReading, TimeSpent
@@ -58,6 +59,7 @@ from meristem.training.optimizer import guarded_update, learning_rate, make_opti
 from meristem.training.recorder import Progress, Recorder, due
 from meristem.training.sharding import Sharded
 from meristem.training.signals import BROKEN_PIPE, StopSignals
+from meristem.training.starting import Start
 from meristem.training.tasks import initial_plan, make_task
 from meristem.training.trackers import check_trackers
 from meristem.wording import counted
@@ -93,7 +95,8 @@ def train(config: Config, out: str | Path) -> Outcome:
             trunk.check_plan(plan)
         _check(config, plan, data, peers)
         with _begun(Path(out), config, plan, data, peers, trunk) as folder:
-            checkpoint = None if trunk is None else load_agreed(folder, peers, logger.warning)
+            given = trunk is not None or config.model.start_from is not None
+            checkpoint = load_agreed(folder, peers, logger.warning) if given else None
             return _trained(folder, config, data, checkpoint, peers)
 
 
@@ -105,6 +108,7 @@ def resume(out: str | Path, config: Config | None = None, *, from_start: bool = 
     purpose, and keeps logs and checkpoints aside.
     """
     folder = RunFolder.open(Path(out))
+    folder.check_trained()
     config = folder.config if config is None else _with_absolute_paths(config)
     if config.train.branch_from is not None and config.growth.steps is None:  # it was not given, but found out
         config = replace(config, growth=replace(config.growth, steps=folder.config.growth.steps))
@@ -183,7 +187,7 @@ class Trainer:
         self.optimizer = make_optimizer(self.model, config.optimizer)
         self.grower = make_grower(config, self.model, self.optimizer)
         self.progress = Progress(best=Best(config.eval.best_by))
-        self.begins = checkpoint is None or checkpoint.step == config.train.branch_step
+        self.begins = checkpoint is None or checkpoint.step in (0, config.train.branch_step)
         self.rewinds = folder.rewinds
         self.bound = binding(folder, config)
         self.overdue = False  # whether a save waits for an update that is finite
@@ -217,7 +221,7 @@ class Trainer:
                 {part: float(seconds) for part, seconds in state.get("seconds", {}).items()},
                 _best(self.folder, self.config, checkpoint.step),
             )  # fmt: skip
-            if self.grower is not None:
+            if self.grower is not None and checkpoint.step > 0:  # at 0 there are weights alone
                 check_alike("growth", state["growth"], _known_state(self.grower))
                 growth = state_of_today(state["growth"], checkpoint.growth, self.grower)
                 self.grower.load_state_dict(growth, checkpoint.growth)
@@ -467,8 +471,11 @@ def _begun(
     """The folder of a new run, made and held by the process that writes."""
 
     def fill(folder: RunFolder) -> None:
+        start = Start.of(config)
         if trunk is not None:
             trunk.fill(folder, config, trunk.load())
+        elif start is not None:
+            write_start(folder, config, plan, start.tensors(plan))
 
     if peers.first:
         with RunFolder.created(out, config, plan, data, fill) as folder:
@@ -497,7 +504,10 @@ def _with_absolute_paths(config: Config) -> Config:
     if train.branch_run is not None:
         trunk = absolute("train.branch_from", train.branch_run)
         train = replace(train, branch_from=f"{trunk}@{train.branch_step}")
-    return replace(config, data=data, train=train, growth=replace(config.growth, tables=tables))
+    model = config.model
+    if model.start_from is not None:
+        model = replace(model, start_from=str(absolute("model.start_from", model.start_from)))
+    return replace(config, model=model, data=data, train=train, growth=replace(config.growth, tables=tables))
 
 
 def _micro_batch(config: Config, world: int) -> int:

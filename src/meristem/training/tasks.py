@@ -31,6 +31,7 @@ from meristem.plan import Plan
 from meristem.plan.costs import Flops
 from meristem.training.classification import classify, spread_rows
 from meristem.training.held_out import held_out_loss, held_out_windows
+from meristem.training.starting import Start
 
 Ids = NDArray[np.int64]
 
@@ -137,17 +138,21 @@ def class_weights(rows: LabelledRows, kind: str, classes: int) -> Tensor | None:
 
 
 def initial_plan(config: Config, data: TokenData | LabelledData) -> Plan:
-    """The plan that the configuration describes, for this data."""
+    """The plan that the configuration describes, or that of the run it starts from, for this data."""
     if isinstance(data, TokenData):
         if config.data.class_weights != "none":
             expected = "is of classifiers, and this data has no labels"
             raise InputError("data.class_weights", config.data.class_weights, expected)
         if config.eval.best_by != "held_out_loss":
             raise InputError("eval.best_by", config.eval.best_by, "is of classifiers; take held_out_loss")
-        return config.model.build(padded_vocabulary(data.index.tokenizer.vocabulary))
-    for name in ("sgt", "static_loops", "block_loop", "observe"):
-        if config.growth.has(name):
+    else:
+        for name in (name for name in ("sgt", "static_loops", "block_loop", "observe") if config.growth.has(name)):
             raise InputError("growth.policies", name, "is about the entropy of causal attention; a classifier has none")
+    start = Start.of(config)
+    if start is not None:
+        return start.plan(data)
+    if isinstance(data, TokenData):
+        return config.model.build(padded_vocabulary(data.index.tokenizer.vocabulary))
     return config.model.build(padded_vocabulary(data.index.ids), len(data.index.classes), data.index.length)
 
 

@@ -46,6 +46,21 @@ def test_whatever_its_layers_the_target_is_reached(layers: list[LayerPlan], orde
     assert stacked(policy, policy.prepare(target)) == target
 
 
+@settings(max_examples=30, deadline=None)
+@given(st.lists(shapes, min_size=2, max_size=2), st.sampled_from(["stack", "interleave"]), st.booleans())
+def test_a_plan_can_be_what_it_begins_with(layers: list[LayerPlan], order: str, twice: bool) -> None:
+    """Then every block at the end has the shape of the one that it is a copy of."""
+    start = plan_of(*layers)
+    policy = Stack(100, start_layers=2, layers=8, at=(10, 20) if twice else (10,), order=order)  # type: ignore[arg-type]
+    plan = policy.prepare(start)
+    assert plan.layers == start.layers
+    assert policy.prepare(plan) == plan
+    expected = layers * 4 if order == "stack" else [layer for layer in layers for _ in range(4)]
+    assert stacked(policy, plan).layers == tuple(expected)
+    with pytest.raises(InputError, match=r"start_layers = 3: must be 2"):
+        Stack(100, start_layers=3, layers=8).prepare(start)
+
+
 def test_a_copy_of_a_layer_that_has_grown_has_as_many_heads_as_fit_below_its_ceiling() -> None:
     policy = Stack(100, start_layers=1, at=(10,))
     plan = Incrt(start_heads=1).prepare(

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from meristem.data.find_tokenizer import find_definition
 from meristem.data.tokenizer import backend_ids, encoded, load_backend
-from meristem.data.tokenizer_files import find_definition
 from meristem.errors import InputError
 from meristem.limits import check_integer
 from meristem.plan import PADDING

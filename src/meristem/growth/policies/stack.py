@@ -17,7 +17,7 @@ from meristem.gauges.gauge import Gauge
 from meristem.growth.edits import AddBlock
 from meristem.growth.head_surgery import packed_layer
 from meristem.growth.policy import ENDLESS, Change, Decision, Policy, Readings, check_types
-from meristem.limits import check_integer
+from meristem.limits import MOST_LAYERS, check_integer
 from meristem.plan import Plan
 from meristem.seeds import own_seed
 
@@ -39,14 +39,16 @@ class Stack(Policy):
     name: ClassVar[str] = "stack"
 
     total_steps: int
-    start_layers: int = 0  # half of the plan's layers if 0
+    start_layers: int = 0  # half of those at the end if 0
     at: tuple[float, ...] = (0.3,)
     order: Literal["stack", "interleave"] = "stack"
+    layers: int = 0  # at the end, if the plan has those that it begins with; the plan's own if 0
 
     def __post_init__(self) -> None:
         check_types(self)
         check_integer("total_steps", self.total_steps, 1)
         check_integer("start_layers", self.start_layers, 0)
+        check_integer("layers", self.layers, 0, MOST_LAYERS)
         if not self.at:
             raise InputError("at", self.at, "must be one or more times")
         for time in self.at:
@@ -70,9 +72,14 @@ class Stack(Policy):
         return (*(round(first * factor**number) for number in range(len(self.at))), layers)
 
     def prepare(self, plan: Plan) -> Plan:
-        """The plan with its first layers, or every so many, and all of them as its target."""
+        """The plan with its first layers, or every so many, and all of them as its target.
+
+        Where it has the layers to begin with, as that of a run that starts from another, the target is made of these.
+        """
         if plan.target:
             return plan
+        if self.layers:
+            plan = self._deeper(plan)
         count = len(plan.layers)
         if count == 1:
             raise InputError("layers", count, "must be at least 2, for a run to begin with fewer")
@@ -88,6 +95,15 @@ class Stack(Policy):
         first = sizes[0]
         chosen = range(first) if self.order == "stack" else range(0, count, count // first)
         return replace(plan, layers=tuple(plan.layers[layer] for layer in chosen), target=plan.layers)
+
+    def _deeper(self, plan: Plan) -> Plan:
+        """The plan with as many layers as there will be, each of the shape of the one that it will be a copy of."""
+        own, count = plan.layers, len(plan.layers)
+        if (self.start_layers or self.layers // 2) != count:
+            expected = f"must be {count}, those of the plan, if `layers` says how many there will be"
+            raise InputError("start_layers", self.start_layers, expected)
+        sources = (new % count if self.order == "stack" else new * count // self.layers for new in range(self.layers))
+        return replace(plan, layers=tuple(own[source] for source in sources))
 
     def check(self, plan: Plan) -> None:
         """Refuse a plan that is neither on the way to its target nor there."""
