@@ -56,6 +56,16 @@ def test_rows_may_be_packed_or_not_and_hold_any_character(folder: Path) -> None:
         (gzip.compress(b"[1]\n"), "line 1 of"),
         (gzip.compress(b"\n"), r"zeroshot/rows\.jsonl\.gz there has no rows"),
     ],
+    ids=[
+        "missing",
+        "not packed",
+        "cut off",
+        "no text",
+        "no field",
+        "no JSON",
+        "no object",
+        "empty",
+    ],  # packed has a time
 )
 def test_what_is_wrong_with_a_file_is_said(folder: Path, content: bytes | None, message: str) -> None:
     if content is not None:

@@ -198,7 +198,7 @@ def test_an_exported_folder_stays_as_it_was(run: RunFolder, copies: Path, tmp_pa
     assert [metric["value"] for metric in found["metrics"]] == [metric.value for metric in native.metrics]
     assert (found["step"], found["context"]) == (None, 96)
     said = call("eval", folder, "--tasks", "piqa", "--data", copies, "--step", "4")
-    assert (said.code, "step = 4: means nothing here" in said.err) == (2, True)
+    assert (said.code, "step = '4': means nothing here" in said.err) == (2, True)
 
 
 def test_a_continuation_longer_than_the_context_is_refused_of_an_export_only(run: RunFolder, tmp_path: Path) -> None:
