@@ -7,7 +7,7 @@ import torch
 from transformers import Trainer, TrainingArguments
 
 from meristem import Decoder, Grower, Plan, Sgt
-from meristem.integrations import GrowthCallback
+from meristem.integrations import GrowthCallback, HfModel
 
 STEPS = 120
 sources = sorted(Path(os.__file__).parent.glob("*.py"))
@@ -18,19 +18,20 @@ policy = Sgt(total_steps=STEPS, passes=2, start=20, window=20)
 model = Decoder(policy.prepare(plan), seed=0)
 growth = GrowthCallback(Grower(model, policies=[policy]))
 
-windows = text.unfold(0, plan.context + 1, plan.context)
+windows = text.unfold(0, plan.context, plan.context)
 arguments = TrainingArguments(
     "runs/growth-hf",
     max_steps=STEPS,
     per_device_train_batch_size=8,
     learning_rate=3e-3,
+    weight_decay=0.1,  # of matrices: the callback keeps it from the gates of loops
     save_steps=60,
     logging_steps=60,
 )
 trainer = Trainer(
-    model,
+    HfModel(model),  # takes input_ids, attention_mask and labels
     arguments,
-    train_dataset=[{"tokens": window[:-1], "targets": window[1:]} for window in windows],
+    train_dataset=[{"input_ids": window, "labels": window} for window in windows],  # moved by one inside
     callbacks=[growth],
 )
 trainer.train()  # an interrupted run goes on exactly with trainer.train(resume_from_checkpoint=True)

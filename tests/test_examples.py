@@ -23,7 +23,7 @@ def said_of(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: 
     return model, re.findall(r"^step (\d+)[^:]*: (.*)$", capsys.readouterr().out, re.MULTILINE)
 
 
-@pytest.mark.parametrize("name", ["growth_hf.py", "growth_pytorch.py"])
+@pytest.mark.parametrize("name", ["growth_accelerate.py", "growth_hf.py", "growth_pytorch.py"])
 def test_depth_grows(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -56,9 +56,18 @@ def test_a_pretrained_model_goes_on_growing(
     assert [entry["held_out_loss"] for entry in run.read(run.metrics) if "held_out_loss" in entry][-1] < 4
 
 
+def test_heads_and_depth_grow_with_fabric(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, decisions = said_of("growth_fabric.py", tmp_path, monkeypatch, capsys)
+    births = [text for _, text in decisions if text.startswith("a head is born")]
+    assert len(births) == sum(model.plan.heads) - 4 * 2 == 4
+    assert sum("now loops" in text for _, text in decisions) == sum(loop.passes for loop in model.plan.loops.values())
+
+
 def test_every_example_is_tested() -> None:
-    known = {"growth_hf.py", "growth_pytorch.py", "own_policy.py", "import_and_grow.py"}
-    assert {path.name for path in EXAMPLES.glob("*.py")} == known
+    loops = {"growth_accelerate.py", "growth_fabric.py", "growth_hf.py", "growth_pytorch.py"}
+    assert {path.name for path in EXAMPLES.glob("*.py")} == {*loops, "own_policy.py", "import_and_grow.py"}
 
 
 # --- a policy of one's own in runs of the command line ---------------------------------------------------------------

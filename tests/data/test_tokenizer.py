@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 import tracemalloc
 from pathlib import Path
 
@@ -230,3 +232,94 @@ def test_long_names_are_not_repeated() -> None:
     with pytest.raises(InputError) as caught:
         HfTokenizer(word_level(vocabulary))
     assert len(str(caught.value)) < 500
+
+
+# --- folders and names -----------------------------------------------------------------------------------------------
+
+
+def cached(home: Path, name: str, files: dict[str, str]) -> Path:
+    """A model in a cache as Hugging Face's tools lay it out: blobs, and a snapshot that links to them."""
+    model = home / "hub" / f"models--{name.replace('/', '--')}"
+    snapshot = model / "snapshots" / ("0" * 40)
+    for folder in (snapshot, model / "blobs", model / "refs"):
+        folder.mkdir(parents=True)
+    (model / "refs" / "main").write_text("0" * 40)
+    for number, (file, content) in enumerate(files.items()):
+        (model / "blobs" / str(number)).write_text(content)
+        (snapshot / file).symlink_to(model / "blobs" / str(number))
+    return snapshot
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache that stands in for this machine's; who asks the network fails."""
+
+    def refuse(*call: object, **named: object) -> None:
+        raise AssertionError("somebody has asked the network")
+
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hf" / "hub"))
+    monkeypatch.setattr("socket.getaddrinfo", refuse)
+    return tmp_path / "hf"
+
+
+def test_a_name_is_looked_up_in_the_cache(bpe: HfTokenizer, home: Path) -> None:
+    other = HfTokenizer(bpe._definition, eot_token="a")
+    config = json.dumps({"eos_token": {"content": "a"}})
+    cached(home, "somebody/small", {"tokenizer.json": bpe._definition, "tokenizer_config.json": config})
+    cached(home, "small", {"tokenizer.json": bpe._definition})
+    assert load_tokenizer("somebody/small").digest == other.digest
+    assert load_tokenizer("small").digest == bpe.digest
+    assert Cut.named("somebody/small").tokenizer == bpe._definition
+    for name in ("nobody/small", "smal"):
+        with pytest.raises(InputError, match=rf"= '{name}': must be .*no such file, nor a model of this name in .*hub"):
+            load_tokenizer(name)
+    with pytest.raises(InputError, match=r"tokens = 'smal': must be words, chars, kmers, a tokenizer\.json file, a"):
+        Cut.named("smal")
+
+
+def test_a_file_or_folder_comes_before_a_name(
+    bpe: HfTokenizer, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cached(home, "small", {"tokenizer.json": "not this one"})
+    monkeypatch.chdir(tmp_path)
+    Path("small").mkdir()
+    bpe.save("small")
+    assert load_tokenizer("small").digest == bpe.digest
+    assert Cut.named("small").tokenizer == bpe._definition
+
+
+def test_transformers_makes_what_older_folders_do_not_have(home: Path, tmp_path: Path) -> None:
+    """The word list of a BERT, in a folder and in the cache."""
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "sing", "##ing", "bird"]
+    files = {"vocab.txt": "\n".join(words) + "\n", "config.json": json.dumps({"model_type": "bert"})}
+    snapshot = cached(home, "old/bert", files)
+    for source in ("old/bert", snapshot):
+        made = load_tokenizer(source)
+        assert made.encode("singing bird").tolist() == [5, 6, 7]
+        assert made.end_of_text == 3
+    made.save(tmp_path)
+    assert load_tokenizer(tmp_path).digest == made.digest
+
+
+def test_folders_without_a_tokenizer_are_named(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InputError, match=r"has no tokenizer\.json\)"):
+        load_tokenizer(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
+    with pytest.raises(InputError, match=r"has no tokenizer\.json\)"):
+        load_tokenizer(tmp_path)
+    (tmp_path / "vocab.json").write_text("no JSON")
+    with pytest.raises(InputError, match=r"has no tokenizer\.json, nor files that transformers can read"):
+        load_tokenizer(tmp_path)
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(InputError, match=r"has no tokenizer\.json; transformers may .*pip install 'meristem\[hf\]'"):
+        load_tokenizer(tmp_path)
+
+
+def test_the_command_takes_a_name(bpe: HfTokenizer, tmp_path: Path) -> None:
+    cached(tmp_path / "hf", "somebody/small", {"tokenizer.json": bpe._definition})
+    (tmp_path / "text.txt").write_text("a bird sings " * 200)
+    command = ["data", "prepare", str(tmp_path / "text.txt"), "--tokenizer", "somebody/small", "--out", "data"]
+    environment = {**os.environ, "HF_HOME": str(tmp_path / "hf"), "HF_HUB_OFFLINE": "1"}
+    environment.pop("HF_HUB_CACHE", None)
+    subprocess.run([sys.executable, "-m", "meristem", *command], check=True, cwd=tmp_path, env=environment)
+    assert load_tokenizer(tmp_path / "data").digest == bpe.digest

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
-from meristem.errors import InputError, RunError
+from meristem.errors import RunError
 from meristem.growth import Grower, Incrt, Observe, Policy, Sgt
 from meristem.integrations import GrowthCallback
 from meristem.model import Decoder
@@ -178,7 +178,7 @@ def test_a_checkpoint_without_the_grower_is_refused(tmp_path: Path) -> None:
 
 
 def test_entropy_is_measured_in_the_precision_of_the_training(tmp_path: Path) -> None:
-    trainer, callback = make_trainer(tmp_path, bf16=True, max_steps=5)
+    trainer, callback = make_trainer(tmp_path, Stop(5), bf16=True)
     seen: list[torch.dtype] = []
     callback.grower.model.stack[1].attention.register_forward_hook(lambda *call: seen.append(call[2].dtype))
     trainer.train()
@@ -191,9 +191,3 @@ def test_without_transformers_the_extra_is_named() -> None:
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert result.returncode == 1
     assert "transformers is not installed; install it with: pip install 'meristem[hf]'" in result.stderr
-
-
-def test_heads_that_come_and_go_are_refused() -> None:
-    model = Decoder(Plan.uniform(layers=2, width=16, heads=2, vocabulary=64, context=8, feed_forward=16))
-    with pytest.raises(InputError, match="policy = 'incrt': exchanges parameters"):
-        GrowthCallback(Grower(model, None, [Incrt()]))

@@ -29,7 +29,9 @@ def data_prepare(
         list[Path] | None, typer.Argument(help="Files or folders: txt, md, py, jsonl, parquet; .gz and .zst too.")
     ] = None,
     builtin: Annotated[bool, typer.Option("--builtin", help="Use the Python standard library's own sources.")] = False,
-    tokenizer: Annotated[str, typer.Option(help="bytes, or a Hugging Face tokenizer.json.")] = "bytes",
+    tokenizer: Annotated[
+        str, typer.Option(help="bytes, a Hugging Face tokenizer.json, its folder, or the name of a downloaded model.")
+    ] = "bytes",
     end_of_text: Annotated[str | None, typer.Option(help="End-of-text token, if not one of the usual.")] = None,
     held_out: Annotated[float | None, typer.Option(help="Share of documents held out; 0.005, built-in 0.05.")] = None,
     on_error: Annotated[OnError, typer.Option(help="What to do about a bad line or file.")] = "refuse",
@@ -80,7 +82,7 @@ def data_prepare_labelled(
     table_id: Annotated[str, typer.Option(help="Its column of ids.")] = "id",
     tokens: Annotated[
         str | None,
-        typer.Option(help="words, chars, kmers, or a Hugging Face tokenizer.json; kmers for FASTA, otherwise words."),
+        typer.Option(help="words, chars, kmers, or a tokenizer as for prepare; kmers for FASTA, otherwise words."),
     ] = None,
     k: Annotated[int, typer.Option(help="Letters of a k-mer; 3 makes 64 of DNA, and of proteins up to 8,000.")] = 3,
     stride: Annotated[int, typer.Option(help="Letters from one k-mer to the next.")] = 1,

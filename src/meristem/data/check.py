@@ -13,10 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meristem.data.fields import wrong
+from meristem.data.find_tokenizer import CONFIG_FILE, TOKENIZER_FILE
 from meristem.data.labelled.labelled_data import TYPES, LabelledData, LabelledSplit
 from meristem.data.labelled.recipe import RECIPE_FILE
 from meristem.data.text.shards import INDEX_FILE, SPLITS, STORED_TYPES, TokenData, index_digest
-from meristem.data.tokenizer import CONFIG_FILE, TOKENIZER_FILE, load_tokenizer
+from meristem.data.tokenizer import load_tokenizer
 from meristem.errors import InputError, RunError
 from meristem.files import read_json, sha256_of, unreadable, write_atomically
 

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from meristem.data.check import CHECKED_FILE, check_all, check_once
+from meristem.data.find_tokenizer import CONFIG_FILE, TOKENIZER_FILE
 from meristem.data.labelled.labelled_data import KIND, PARTS, LabelledData, LabelledIndex
 from meristem.data.labelled.recipe import RECIPE_FILE
 from meristem.data.text.shards import INDEX_FILE, Index, TokenData
-from meristem.data.tokenizer import CONFIG_FILE, TOKENIZER_FILE
 from meristem.errors import InputError, Remedy, RunError, shortened
 from meristem.files import read_json, recover
 from meristem.wording import listed

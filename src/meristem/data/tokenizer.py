@@ -1,4 +1,4 @@
-"""Text to token ids and back: raw bytes, or a Hugging Face `tokenizer.json`.
+"""Text to token ids and back: raw bytes, or a Hugging Face tokenizer.
 
 Both kinds save themselves under the same file names, so a data or run folder carries its tokenizer and
 `load_tokenizer(folder)` brings either back.
@@ -17,15 +17,14 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from meristem.data.find_tokenizer import CONFIG_FILE, TOKENIZER_FILE, find_definition
 from meristem.errors import InputError, RunError, shortened, shown
-from meristem.files import parsed_json, read_json, read_text
+from meristem.files import parsed_json
 from meristem.limits import MOST_TOKEN_IDS
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Backend
 
-TOKENIZER_FILE = "tokenizer.json"
-CONFIG_FILE = "tokenizer_config.json"  # Hugging Face's place for the name of the end-of-text token
 BYTES_FORMAT = "meristem-bytes/1"
 END_OF_TEXT_NAMES = ("<|endoftext|>", "</s>", "<eos>", "[SEP]")
 
@@ -177,25 +176,21 @@ class StreamDecoder:
 
 
 def load_tokenizer(source: str | Path, eot_token: str | None = None) -> Tokenizer:
-    """The tokenizer named "bytes", of a `tokenizer.json` file, or of a folder that holds one.
+    """The tokenizer named "bytes", or one that `find_definition` finds.
 
     `eot_token` names the end-of-text token of a Hugging Face tokenizer; without it the `eos_token` of a
     `tokenizer_config.json` beside the file decides, then the usual names.
     """
     if source == "bytes":
         return ByteTokenizer()
-    path = Path(source)
-    if path.is_dir():
-        path = path / TOKENIZER_FILE
+    text, configured = find_definition("tokenizer", source, '"bytes"')
     try:
-        definition = read_text(path)
-        content = parsed_json(definition)
-    except (RunError, ValueError) as error:
-        expected = f'must be "bytes", a {TOKENIZER_FILE} file or a folder with one ({shortened(str(error))})'
-        raise InputError("tokenizer", str(source), expected) from error
+        content = parsed_json(text)
+    except ValueError as error:
+        raise InputError("tokenizer", str(source), f"must be a {TOKENIZER_FILE} ({error})") from error
     if isinstance(content, dict) and content.get("format") == BYTES_FORMAT:
         return ByteTokenizer()
-    return HfTokenizer(definition, eot_token or _configured_end_of_text(path.with_name(CONFIG_FILE)))
+    return HfTokenizer(text, eot_token or configured)
 
 
 def load_backend(field: str, definition: str) -> Backend:
@@ -260,18 +255,6 @@ def _of_library(error: BaseException) -> bool:
 
 def _bytes(text: str) -> NDArray[np.uint8]:
     return np.frombuffer(text.encode("utf-8"), dtype=np.uint8)
-
-
-def _configured_end_of_text(path: Path) -> str | None:
-    if not path.exists():
-        return None
-    try:
-        token = read_json(path).get("eos_token")
-    except RunError as error:
-        raise InputError("tokenizer", str(path), f"must be a JSON object ({shortened(str(error))})") from error
-    if isinstance(token, dict):  # older files describe the token in full
-        token = token.get("content")
-    return token if isinstance(token, str) else None
 
 
 def _end_of_text_token(ids: dict[str, int], wanted: str | None) -> str:

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from meristem.data import ByteTokenizer, HfTokenizer, Recipe, Tokenizer
+from meristem.data.find_tokenizer import CONFIG_FILE, TOKENIZER_FILE
 from meristem.data.labelled.pieces import UNKNOWN
-from meristem.data.tokenizer import CONFIG_FILE, TOKENIZER_FILE
 from meristem.plan import PADDING
 
 STANDALONE = Path(__file__).parent / "standalone"

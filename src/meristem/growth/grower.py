@@ -81,13 +81,11 @@ class Grower:
         instruments: Mapping[Gauge, Instrument] | None = None,
     ) -> None:
         check_model(model)
-        if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
-            raise InputError("optimizer", type(optimizer).__name__, "must be an optimizer of torch, or None")
-        self.model, self.optimizer = model, optimizer
+        self.model = model
         self.policies = _named(policies)
         for policy in self.policies.values():
             policy.check(model.plan)
-        _check_optimizer(model, optimizer)
+        self.attach(optimizer)
         self.states = {name: policy.begin(model.plan) for name, policy in self.policies.items()}
         self._fakes = dict(instruments or {})
         gauges = dict.fromkeys(gauge for policy in self.policies.values() for gauge in policy.remembers)
@@ -95,6 +93,13 @@ class Grower:
         self.done = 0
         self.whole: Callable[[], AbstractContextManager[None]] = nullcontext  # in which the model has whole weights
         self._tree()  # refuses states and settings that would not come back from a file
+
+    def attach(self, optimizer: torch.optim.Optimizer | None) -> None:
+        """Let an optimizer follow from now on, where it is made after the grower."""
+        if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
+            raise InputError("optimizer", type(optimizer).__name__, "must be an optimizer of torch, or None")
+        _check_optimizer(self.model, optimizer)
+        self.optimizer = optimizer
 
     def step(self, tokens: Tensor, targets: Tensor | None = None, fresh: Fresh | None = None) -> Growth:
         """Measure and grow, when either is due, after an update on tokens (B, T), this process's share of the batch.

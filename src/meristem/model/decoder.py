@@ -19,8 +19,11 @@ Unembedding = nn.Embedding | nn.Linear  # either has the weights of the output, 
 
 
 def _vocabulary_loss(norm: Norm, unembedding: Unembedding, x: Tensor, branch: Tensor, targets: Tensor) -> Tensor:
-    hidden = norm(x, branch)[1].flatten(0, 1)
-    return linear_cross_entropy(hidden, unembedding.weight, targets.flatten(), gain=norm.weight)
+    return _loss_of(norm, unembedding, norm(x, branch)[1], targets)
+
+
+def _loss_of(norm: Norm, unembedding: Unembedding, normed: Tensor, targets: Tensor) -> Tensor:
+    return linear_cross_entropy(normed.flatten(0, 1), unembedding.weight, targets.flatten(), gain=norm.weight)
 
 
 class Decoder(Transformer):
@@ -66,6 +69,10 @@ class Decoder(Transformer):
         check_targets(targets, tuple(tokens.shape), "the tokens that follow each position", INDICES)
         x, branch = self.stream(tokens, View(causal=tokens.shape[1] > 1), regions=regions, watch=watch)
         return self.with_idle_gates(regions.leave(_vocabulary_loss, self.norm, self.unembedding, x, branch, targets))
+
+    def loss_of(self, normed: Tensor, targets: Tensor) -> Tensor:
+        """The loss of what `normed` gave (B, T, d), for those who want more of it than that."""
+        return self.with_idle_gates(_loss_of(self.norm, self.unembedding, normed, targets))
 
     def logits(self, tokens: Tensor) -> Tensor:
         """Logits of the token that follows each position, (B, T, V)."""

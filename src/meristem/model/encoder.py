@@ -23,12 +23,16 @@ def _logits(norm: Norm, classes: nn.Linear, x: Tensor, branch: Tensor, shares: T
 def _class_loss(
     norm: Norm, classes: nn.Linear, x: Tensor, branch: Tensor, shares: Tensor, targets: Tensor, weights: Tensor | None
 ) -> Tensor:
+    return _loss_of(_logits(norm, classes, x, branch, shares), targets, weights)
+
+
+def _loss_of(logits: Tensor, targets: Tensor, weights: Tensor | None) -> Tensor:
     """The mean cross entropy over the rows, each times the weight of its class.
 
     The weights are not divided out again, as they would be in a weighted mean: the loss of a batch is then the mean of
     the losses of its parts, however many processes and micro-batches share it.
     """
-    return cross_entropy(_logits(norm, classes, x, branch, shares), targets, weights, reduction="sum") / len(targets)
+    return cross_entropy(logits, targets, weights, reduction="sum") / len(targets)
 
 
 class Classifier(Transformer):
@@ -76,6 +80,10 @@ class Classifier(Transformer):
         weights = self.class_weights
         loss = regions.leave(_class_loss, self.norm, self.classes, *stream, self.shares(tokens), targets, weights)
         return self.with_idle_gates(loss)
+
+    def loss_of(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """The loss of logits (B, classes), for those who want both."""
+        return self.with_idle_gates(_loss_of(logits, targets, self.class_weights))
 
     def logits(self, tokens: Tensor) -> Tensor:
         """Logits of the classes, (B, classes)."""

@@ -28,27 +28,29 @@ def check_model(model: object) -> None:
         raise InputError("model", type(model).__name__, "must be a Meristem model, such as a Decoder or a Classifier")
 
 
-def check_tokens(tokens: object, vocabulary: int) -> None:
-    """Raise unless tokens are a tensor of token ids, (B, T)."""
+def check_tokens(tokens: object, vocabulary: int, field: str = "tokens") -> None:
+    """Raise unless tokens are a tensor of token ids, (B, T); `field` is what they are called."""
     if not isinstance(tokens, Tensor):
-        raise InputError("tokens", type(tokens).__name__, "must be a tensor of token ids, (B, T)")
+        raise InputError(field, type(tokens).__name__, "must be a tensor of token ids, (B, T)")
     if tokens.dim() != 2:
         expected = "must be (B, T), one sequence in each row"
-        raise InputError("tokens", tuple(tokens.shape), expected + ("; use tokens[None]" if tokens.dim() == 1 else ""))
+        raise InputError(field, tuple(tokens.shape), expected + (f"; use {field}[None]" if tokens.dim() == 1 else ""))
     if tokens.dtype not in INDICES:
-        raise InputError("tokens", tokens.dtype, "must be token ids of type torch.int64 or torch.int32")
+        raise InputError(field, tokens.dtype, "must be token ids of type torch.int64 or torch.int32")
     if _can_look(tokens):
-        check_range("tokens", tokens, f"must be token ids from 0 to {vocabulary - 1}", vocabulary)
+        check_range(field, tokens, f"must be token ids from 0 to {vocabulary - 1}", vocabulary)
 
 
-def check_targets(targets: object, shape: tuple[int, ...], what: str, dtypes: tuple[torch.dtype, ...]) -> None:
+def check_targets(
+    targets: object, shape: tuple[int, ...], what: str, dtypes: tuple[torch.dtype, ...], field: str = "targets"
+) -> None:
     """Raise unless targets are a tensor of such a shape and type; `what` says what they hold."""
     if not isinstance(targets, Tensor):
-        raise InputError("targets", type(targets).__name__, f"must be a tensor {shape} of {what}")
+        raise InputError(field, type(targets).__name__, f"must be a tensor {shape} of {what}")
     if tuple(targets.shape) != shape:
-        raise InputError("targets", tuple(targets.shape), f"must have the shape {shape}: {what}")
+        raise InputError(field, tuple(targets.shape), f"must have the shape {shape}: {what}")
     if targets.dtype not in dtypes:
-        raise InputError("targets", targets.dtype, f"must be {what}, of type torch.int64")
+        raise InputError(field, targets.dtype, f"must be {what}, of type torch.int64")
 
 
 def check_classes(targets: Tensor, classes: int) -> None:

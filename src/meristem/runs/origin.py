@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from meristem.config import RESUMABLE, Config, build_config, known_values
+from meristem.data.find_tokenizer import CONFIG_FILE, TOKENIZER_FILE
 from meristem.data.labelled.recipe import RECIPE_FILE
-from meristem.data.tokenizer import CONFIG_FILE, TOKENIZER_FILE
 from meristem.errors import InputError, RunError, shown
 from meristem.files import read_json, sha256_of, write_atomically
 from meristem.plan import Plan

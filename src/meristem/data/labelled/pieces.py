@@ -7,12 +7,11 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from meristem.data.find_tokenizer import find_definition
 from meristem.data.tokenizer import backend_ids, encoded, load_backend
-from meristem.errors import InputError, RunError, shortened
-from meristem.files import read_text
+from meristem.errors import InputError
 from meristem.limits import check_integer
 from meristem.plan import PADDING
 from meristem.wording import counted
@@ -50,16 +49,11 @@ class Cut:
 
     @classmethod
     def named(cls, name: str, k: int = 3, stride: int = 1) -> Cut:
-        """The cut called words, chars or kmers, or that of a tokenizer.json file."""
-        if name in KINDS and name != "tokenizer":
+        """The cut called words, chars or kmers, or that of a tokenizer (see `find_definition`)."""
+        named = [kind for kind in KINDS if kind != "tokenizer"]
+        if name in named:
             return cls(name, k, stride)
-        try:
-            definition = read_text(Path(name))
-        except RunError as error:
-            kinds = ", ".join(kind for kind in KINDS if kind != "tokenizer")
-            expected = f"must be {kinds} or a tokenizer.json ({shortened(str(error))})"
-            raise InputError("tokens", name, expected) from error
-        return cls("tokenizer", k, stride, definition)
+        return cls("tokenizer", k, stride, find_definition("tokens", name, ", ".join(named)).text)
 
     def __str__(self) -> str:
         if self.kind == "kmers":

@@ -17,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meristem.data.fields import Fields
+from meristem.data.find_tokenizer import TOKENIZER_FILE
 from meristem.data.labelled.pieces import KINDS, RESERVED, UNKNOWN, Cut
 from meristem.data.labelled.rows import Columns
-from meristem.data.tokenizer import TOKENIZER_FILE
 from meristem.errors import RunError
 from meristem.files import read_json, read_text
 from meristem.limits import LARGEST_COUNT, MOST_CONTEXT
