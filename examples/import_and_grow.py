@@ -1,5 +1,7 @@
 """A pretrained model goes on growing: it is imported, SGT loops two of its heads, and it is trained on meanwhile.
 
+In the end it is exported, and transformers loads and runs it.
+
 The Llama here is small and has random weights, so that nothing is downloaded. Any folder that holds config.json,
 safetensors and tokenizer.json of a Llama, Mistral, SmolLM, Qwen2, Qwen3 or OLMo can stand in its place.
 """
@@ -7,9 +9,9 @@ safetensors and tokenizer.json of a Llama, Mistral, SmolLM, Qwen2, Qwen3 or OLMo
 import os
 from pathlib import Path
 
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-from meristem import import_model, load_run, train
+from meristem import export_run, import_model, load_run, train
 from meristem.config import build_config
 from meristem.data import load_tokenizer, prepare
 
@@ -39,3 +41,9 @@ outcome = train(build_config(settings), "runs/looped")
 
 model = load_run(outcome.folder, device="cpu").model
 print(f"held-out loss {outcome.held_out:.3f} after {outcome.step} updates; loops: {model.plan.loops}")
+
+print(export_run(outcome.folder, "exported"))
+exported = AutoModelForCausalLM.from_pretrained("exported")  # trust_remote_code=True where there is no Meristem
+tokenizer = AutoTokenizer.from_pretrained("exported")
+prompt = tokenizer("def ", return_tensors="pt")
+print(tokenizer.decode(exported.generate(**prompt, max_new_tokens=20)[0]))

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import transformers
 
 from meristem.runs.run_folder import RunFolder
 from meristem.training.loop import resume
@@ -54,6 +56,10 @@ def test_a_pretrained_model_goes_on_growing(
     assert run.plan.layers == begun.plan.layers
     assert run.newest_plan == model.plan
     assert [entry["held_out_loss"] for entry in run.read(run.metrics) if "held_out_loss" in entry][-1] < 4
+    exported = transformers.AutoModelForCausalLM.from_pretrained("exported")
+    tokens = torch.randint(256, (2, 9))
+    with torch.no_grad():
+        torch.testing.assert_close(exported(tokens).logits, model.logits(tokens), rtol=0, atol=1e-5)
 
 
 def test_heads_and_depth_grow_with_fabric(
