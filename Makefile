@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 DEMO := runs/demo
 CHAOS := runs/chaos
 
-.PHONY: demo test test-slow test-eval browser bench-page chaos format clean
+.PHONY: demo test test-slow test-eval browser bench-page chaos format clean docs serve-docs
 
 # Each step leaves its mark when it has ended well, so that an interrupted one is done again.
 $(VENV)/.made:
@@ -55,6 +55,18 @@ bench-page: $(VENV)/.dev
 # What is killed, damaged, fuzzed or starved survives or is refused clearly: minutes, or with FULL=1 the required counts.
 chaos: $(VENV)/.dev
 	PYTHONPATH=tests $(BIN)/python -m chaos $(if $(FULL),--full) $(if $(SEED),--seed $(SEED)) --out $(CHAOS) $(ATTACKS)
+
+# The documentation as a site, in runs/site; its tools are installed once.
+$(VENV)/.docs: $(VENV)/.core
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	@touch $@
+
+docs: $(VENV)/.docs
+	$(BIN)/mkdocs build --strict --quiet
+	@echo "runs/site/index.html"
+
+serve-docs: $(VENV)/.docs
+	$(BIN)/mkdocs serve
 
 format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .

@@ -29,14 +29,14 @@ def test_the_readme_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
 
 def loops_of_ones_own() -> dict[str, str]:
     """What the documents show of growth in a loop of one's own, by page."""
-    shown = {page: (ROOT / page).read_text() for page in ("README.md", "docs/guide.md", "docs/incrt.md")}
+    shown = {page: (ROOT / page).read_text() for page in ("README.md", "docs/own-loop.md", "docs/incrt.md")}
     fenced = {page: re.findall(r"```python\n(.*?)```", text, re.DOTALL) for page, text in shown.items()}
     indented = re.findall(r"(?:^    .*\n)+", shown["README.md"], re.MULTILINE)
     fenced["README.md"] = [re.sub("^    ", "", lines, flags=re.MULTILINE) for lines in indented]
     return {page: next(text for text in texts if "Grower(model, optimizer" in text) for page, texts in fenced.items()}
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/guide.md", "docs/incrt.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/own-loop.md", "docs/incrt.md"])
 def test_loops_of_ones_own_run(page: str) -> None:
     plan = Plan.uniform(layers=2, width=16, heads=4, vocabulary=23, context=8)
     tokens = torch.randint(23, (2, 9))
@@ -59,13 +59,13 @@ def test_the_examples_of_docstrings_are_true(name: str) -> None:
     assert outcome.failed == 0
 
 
-def test_every_configuration_key_is_in_the_guide() -> None:
-    guide = (ROOT / "docs/guide.md").read_text()
+def test_every_configuration_key_is_documented() -> None:
+    guide = (ROOT / "docs/configuration.md").read_text()
     assert [setting.key for setting in all_settings() if f"`{setting.key}`" not in guide] == []
 
 
-def test_what_a_policy_of_ones_own_needs_is_where_the_guide_says() -> None:
-    (section,) = re.findall(r"### A policy of your own\n(.*?)\n## ", (ROOT / "docs/guide.md").read_text(), re.DOTALL)
+def test_what_a_policy_of_ones_own_needs_is_where_its_page_says() -> None:
+    section = (ROOT / "docs/own-policy.md").read_text()
     table = "".join(re.findall(r"^\| `.*?\|", section, re.MULTILINE))
     gauges = {name: getattr(meristem.gauges, name) for name in re.findall(r"`(\w+)\(", table)}
     given = {"HeadTrial": {"layer": 0, "head": 0, "sequences": 1}}
@@ -77,8 +77,8 @@ def test_what_a_policy_of_ones_own_needs_is_where_the_guide_says() -> None:
     assert "Instrument" in meristem.gauges.__all__
 
 
-def test_the_comparison_of_the_guide_can_be_run() -> None:
-    section = (ROOT / "docs/guide.md").read_text().partition("## Comparisons\n")[2].partition("\n## ")[0]
+def test_the_comparison_of_the_page_can_be_run() -> None:
+    section = (ROOT / "docs/comparisons.md").read_text()
     file, search = map(tomllib.loads, re.findall(r"```toml\n(.*?)```", section, re.DOTALL))
     for preset in (None, "tiny"):
         found = read_comparison(file, ROOT / "configs/compare/guide.toml", preset)
@@ -95,11 +95,11 @@ def test_the_comparison_of_the_guide_can_be_run() -> None:
     assert {name or "run" for name in named} == set(REFERENCES)
 
 
-GUIDE_PLANS = re.findall(r"^    meristem (plan .*?)(?:  +#.*)?$", (ROOT / "docs/guide.md").read_text(), re.MULTILINE)
+SHOWN_PLANS = re.findall(r"^    meristem (plan .*?)(?:  +#.*)?$", (ROOT / "docs/plans.md").read_text(), re.MULTILINE)
 
 
-@pytest.mark.parametrize("line", GUIDE_PLANS)
-def test_the_plans_of_the_guide_are_accepted(
+@pytest.mark.parametrize("line", SHOWN_PLANS)
+def test_the_plans_that_are_shown_are_accepted(
     line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -121,6 +121,13 @@ def test_the_files_of_the_architecture_are_there() -> None:
     named = re.findall(r"`((?:[a-z_]+/)+[a-z_]+\.py)`", (ROOT / "docs/architecture.md").read_text())
     assert len(named) > 20
     assert [name for name in named if not any((ROOT / home / name).exists() for home in ("src/meristem", ""))] == []
+
+
+def test_the_site_has_every_page() -> None:
+    config = (ROOT / "mkdocs.yml").read_text()
+    shown = re.findall(r"^ +- .*: ([\w/-]+\.md)$", config.partition("\nnav:")[2], re.MULTILINE)
+    pages = {str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md")}
+    assert sorted(shown) == sorted(pages)
 
 
 def test_links_lead_somewhere() -> None:

@@ -220,7 +220,7 @@ def test_an_own_folder_of_tasks(run: RunFolder, copies: Path, own: Path) -> None
 
 
 def test_the_task_in_the_guide(run: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    guide = (Path(__file__).resolve().parents[3] / "docs/guide.md").read_text(encoding="utf-8")
+    guide = (Path(__file__).resolve().parents[3] / "docs/tasks.md").read_text(encoding="utf-8")
     (text,) = re.findall(r"```yaml\n(.*?)```", guide, re.DOTALL)
     (tmp_path / "own").mkdir()
     (tmp_path / "own" / "capitals.yaml").write_text(text)
