@@ -110,6 +110,24 @@ def test_the_plans_that_are_shown_are_accepted(
         assert leaving.value.code == 0, capsys.readouterr().err
 
 
+SHOWN_TRAININGS = sorted(
+    {
+        command
+        for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md"))
+        for command in re.findall(r"^    .*?meristem train (configs/.*?)(?:  +#.*)?$", page.read_text(), re.MULTILINE)
+        if page.name != "lab-log.md"  # which tells of commands as they were given
+    }
+)
+
+
+@pytest.mark.parametrize("command", SHOWN_TRAININGS)
+def test_the_trainings_that_are_shown_can_be_configured(command: str) -> None:
+    path, *rest = command.split()
+    assert "--out" in rest
+    place = rest.index("--out")
+    assert load_config(ROOT / path, [*rest[:place], *rest[place + 2 :]])
+
+
 @pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("*.toml")), ids=lambda path: path.stem)
 def test_every_configuration_file_builds_its_plan(path: Path) -> None:
     config = load_config(path)
