@@ -69,7 +69,7 @@ def check_up(device: str = "auto") -> Checkup:
     dtype = compute_dtype(place)
     versions: dict[str, str | None] = {"meristem": __version__, "python": platform.python_version()}
     return Checkup(
-        versions=versions | {name: _version(name) for name in CORE},
+        versions=versions | {name: _version(name) for name in CORE} | {"torch": torch.__version__},  # with its build
         system=f"{platform.platform()}, {os.cpu_count()} cores, OMP_WAIT_POLICY {os.environ.get('OMP_WAIT_POLICY')}",
         device=describe_device(place),
         memory_gib=memory_of(place) / GIB,

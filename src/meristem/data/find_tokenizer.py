@@ -6,6 +6,7 @@ to transformers, which can make one of them.
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import NamedTuple
@@ -39,9 +40,11 @@ def find_definition(field: str, source: str | Path, others: str) -> Definition:
             return _read(path / TOKENIZER_FILE) if (path / TOKENIZER_FILE).exists() else _made(path)
         return _read(path)
     except (RunError, OSError, ValueError) as error:
+        folder = path if path.is_dir() else path.parent
+        reason = shortened(str(error).replace(f"{folder}{os.sep}", ""))  # which is named already, and may be long
         expected = (
             f"must be {others}, a {TOKENIZER_FILE} file, a folder with one, or the name of a model in Hugging Face's "
-            f"cache ({shortened(str(error))})"
+            f"cache ({reason})"
         )
         raise InputError(field, str(source), expected) from error
 
@@ -68,16 +71,16 @@ def _cached(name: str) -> Path:
 def _made(folder: Path) -> Definition:
     """The tokenizer that transformers makes of the files in a folder."""
     if not any((folder / file).exists() for file in OLDER_FILES):  # of less it would make one without words
-        raise RunError(f"{folder}: has no {TOKENIZER_FILE}")
+        raise RunError(f"it has no {TOKENIZER_FILE}")
     try:
         from transformers import AutoTokenizer
     except ImportError as error:
         extra = "pip install 'meristem[hf]'"
-        raise RunError(f"{folder}: has no {TOKENIZER_FILE}; transformers may be able to make one: {extra}") from error
+        raise RunError(f"it has no {TOKENIZER_FILE}; transformers may be able to make one: {extra}") from error
     try:
         made = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
     except Exception as error:  # of any kind, by what the files hold
-        raise RunError(f"{folder}: has no {TOKENIZER_FILE}, nor files that transformers can read ({error})") from error
+        raise RunError(f"it has no {TOKENIZER_FILE}, nor files that transformers can read ({error})") from error
     if not made.is_fast:
-        raise RunError(f"{folder}: is of a kind of tokenizer that has no {TOKENIZER_FILE} ({type(made).__name__})")
+        raise RunError(f"it is of a kind of tokenizer that has no {TOKENIZER_FILE} ({type(made).__name__})")
     return Definition(made.backend_tokenizer.to_str(), made.eos_token)
