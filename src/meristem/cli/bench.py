@@ -12,6 +12,7 @@ import typer
 from meristem.arguments import integers, positive_numbers
 from meristem.choices import BenchPolicy
 from meristem.cli.app import examples, group
+from meristem.cli.options import Device
 from meristem.errors import InputError
 
 bench_app = group("bench", "Measure speed and memory.")
@@ -23,7 +24,6 @@ Heads = Annotated[int, typer.Option(help="Heads of every layer; for schedules th
 Vocabulary = Annotated[int, typer.Option(help="Vocabulary size.")]
 Context = Annotated[int, typer.Option(help="Context length.")]
 Batch = Annotated[int, typer.Option(help="Sequences per step.")]
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 
 
 def _place_of(out: Path | None) -> Path | None:

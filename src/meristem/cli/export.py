@@ -10,6 +10,7 @@ import typer
 
 from meristem.choices import ExportFormat
 from meristem.cli.app import app, examples
+from meristem.cli.options import Average, Step
 
 
 @app.command(
@@ -23,10 +24,8 @@ def export_command(
     run: Annotated[Path, typer.Argument(help="The folder of a run.")],
     out: Annotated[Path, typer.Option(help="Folder for the exported model.")],
     to: Annotated[ExportFormat, typer.Option(help="Hugging Face, a stock Llama or Qwen3, ONNX, or GGUF.")] = "hf",
-    step: Annotated[str | None, typer.Option(help="Checkpoint to take, or best; the newest if not given.")] = None,
-    average: Annotated[
-        bool, typer.Option("--average", help="Take the average of its weights (train.average).")
-    ] = False,
+    step: Step = None,
+    average: Average = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier export.")] = False,
 ) -> None:
     """Write a trained model so that others can load it without Meristem, and check that it says the same."""

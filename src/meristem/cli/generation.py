@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from meristem.cli.app import app, examples
+from meristem.cli.options import Average, Device, Step
 from meristem.errors import InputError
 from meristem.wording import counted
 
@@ -29,11 +30,9 @@ def generate_command(
     top_k: Annotated[int | None, typer.Option(help="Keep the k likeliest tokens.")] = None,
     top_p: Annotated[float | None, typer.Option(help="Keep the likeliest tokens that make up this share.")] = 0.95,
     seed: Annotated[int, typer.Option(help="Seed of the draws.")] = 0,
-    step: Annotated[str | None, typer.Option(help="Checkpoint to take, or best; the newest if not given.")] = None,
-    average: Annotated[
-        bool, typer.Option("--average", help="Take the average of its weights (train.average).")
-    ] = False,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    step: Step = None,
+    average: Average = False,
+    device: Device = "auto",
 ) -> None:
     """Continue a prompt with a trained model; a single prompt is streamed. Tokens per second go to stderr."""
     from meristem.data import StreamDecoder

@@ -13,6 +13,7 @@ import typer
 from meristem.arguments import integers
 from meristem.choices import OptimizerKind, Parallel, Pooling, Schedule
 from meristem.cli.app import app, examples
+from meristem.cli.options import AsJson
 from meristem.errors import InputError
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ def plan_command(
         bool, typer.Option("--measure", help="Train and write for a moment, and tell time and memory.")
     ] = False,
     device: Annotated[str, typer.Option(help="With --measure: auto, cpu, cuda or cuda:N.")] = "auto",
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
+    as_json: AsJson = False,
     out: Annotated[Path | None, typer.Option(help="Write the plan to a file.")] = None,
 ) -> None:
     """Print a plan: its structure, what it costs, and what will be slow."""

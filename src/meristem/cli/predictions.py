@@ -12,6 +12,7 @@ import typer
 from meristem.choices import OnError, Quote
 from meristem.cli.app import app, examples
 from meristem.cli.messages import show_log
+from meristem.cli.options import Average, Device, Step
 from meristem.wording import counted, listed
 
 
@@ -35,11 +36,9 @@ def predict_command(
         float | None,
         typer.Option(help="Divides logits: above 1 is less certain, 1 is as trained. Fitted on held-out rows."),
     ] = None,
-    step: Annotated[str | None, typer.Option(help="Checkpoint to take, or best; the newest if not given.")] = None,
-    average: Annotated[
-        bool, typer.Option("--average", help="Take the average of its weights (train.average).")
-    ] = False,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    step: Step = None,
+    average: Average = False,
+    device: Device = "auto",
 ) -> None:
     """Label rows that have no label, with the probability of each class."""
     show_log("stderr")

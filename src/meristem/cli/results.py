@@ -12,6 +12,7 @@ import typer
 from meristem.choices import OnError, OtherLabels, Quote
 from meristem.cli.app import app, examples
 from meristem.cli.messages import show_log
+from meristem.cli.options import AsJson, Average, Device, Step
 from meristem.errors import InputError, Remedy
 
 if TYPE_CHECKING:
@@ -31,10 +32,8 @@ if TYPE_CHECKING:
 )
 def eval_command(
     run: Annotated[Path, typer.Argument(help="The folder of a run; with --tasks also an exported one.")],
-    step: Annotated[str | None, typer.Option(help="Checkpoint to take, or best; the newest if not given.")] = None,
-    average: Annotated[
-        bool, typer.Option("--average", help="Take the average of its weights (train.average).")
-    ] = False,
+    step: Step = None,
+    average: Average = False,
     tasks: Annotated[
         str | None, typer.Option(help="Zero-shot tasks of lm-evaluation-harness instead, with commas between.")
     ] = None,
@@ -58,9 +57,9 @@ def eval_command(
         OtherLabels | None, typer.Option(help="Labels new to the run; counted apart if not given.")
     ] = None,
     on_error: Annotated[OnError | None, typer.Option(help="What to do about a bad row of a file.")] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    device: Device = "auto",
     out: Annotated[Path | None, typer.Option(help="Folder for result and pictures; the run's own.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Held-out loss, perplexity and attention distance; of a classifier accuracy and F1. Draws pictures.
 
@@ -180,9 +179,9 @@ def audit_command(
     feeds: Annotated[int, typer.Option(help="Training batches on which the demand is measured.")] = 40,
     threshold: Annotated[float, typer.Option(help="Share of the loss below which a difference is none.")] = 0.001,
     data: Annotated[Path | None, typer.Option(help="Other prepared data, made alike.")] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    device: Device = "auto",
     out: Annotated[Path | None, typer.Option(help="Folder for the result; the run's own.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Does every head of a trained model matter (minimal), and would another one help (sufficient)?"""
     show_log("stderr")
