@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +33,13 @@ pytestmark = [
 CUDA = {"train__device": "cuda", "model__width": 64, "model__dims": [32], "model__heads": 4}
 
 
+PLAIN = Plan.from_heads([2, 4], width=128, vocabulary=320, context=64)
+IMPORTED = replace(PLAIN, qk_norm=True, qk_gain=True, qkv_bias=True, tied=False)
+
+
+@pytest.mark.parametrize("plan", [PLAIN, IMPORTED], ids=["plain", "biases and gains"])
 @pytest.mark.parametrize("micro_batches", [1, 3])
-def test_a_recorded_graph_gives_the_gradients_of_plain_calls(micro_batches: int) -> None:
-    plan = Plan.from_heads([2, 4], width=128, vocabulary=320, context=64)
+def test_a_recorded_graph_gives_the_gradients_of_plain_calls(micro_batches: int, plan: Plan) -> None:
     device = torch.device("cuda")
     models = [Decoder(plan).to(device) for _ in range(2)]
     for model in models:

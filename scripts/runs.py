@@ -1,0 +1,84 @@
+"""Many short trainings in one process, each a line of results: for a GPU that is lent by the minute.
+
+    python scripts/runs.py configs/uniform-124m.toml list.txt --out lines.jsonl --limit 500
+
+Each line of the list is a name and what it changes in the configuration, such as
+
+    full-4 --train.seed 100 --optimizer.lr 4e-3
+    stack-4 --train.seed 100 --optimizer.lr 4e-3 --growth.policies stack --growth.stack.at 0.5
+
+A line that is in the results already is passed over, and none is begun that would end after the limit, as far as the
+slowest run so far can tell. Run folders go to a temporary place and are removed: what is kept are losses, seconds and
+what grew. `meristem compare` is the tool for verdicts; this one for what it has no words for, such as the time to a
+loss at several lengths.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import shutil
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from meristem import load_config, train
+from meristem.runs.log import read_log
+
+SECONDS = ("training_seconds", "compilation_seconds", "evaluation_seconds", "saving_seconds")
+
+
+def run_one(config: str, line: str, folder: Path) -> dict[str, Any]:
+    name, *overrides = line.split()
+    outcome = train(load_config(config, overrides), folder)
+    metrics, events = (list(read_log(folder / file)) for file in ("metrics.jsonl", "events.jsonl"))
+    steps = [entry for entry in metrics if "loss" in entry]
+    last = steps[-1]
+    return {
+        "line": line, "name": name, "config": config, "held_out": outcome.held_out, "steps": outcome.step,
+        "tokens": last["tokens"], "flops": last["flops"], "peak_memory": last["peak_memory"],
+        **{part: last[part] for part in SECONDS},
+        "losses": [[entry["step"], entry["loss"], round(entry["training_seconds"], 3)] for entry in steps],
+        "measured": [[entry["step"], entry["held_out_loss"]] for entry in metrics if "held_out_loss" in entry],
+        "events": [[entry["step"], entry["event"]] for entry in events],
+        "device": events[0]["device"], "torch": torch.__version__,
+    }  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("config")
+    parser.add_argument("list", type=Path)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--limit", type=float, default=float("inf"), help="seconds")
+    given = parser.parse_args()
+    begin, longest = time.perf_counter(), 0.0
+    done = {json.loads(line)["line"] for line in given.out.read_text().splitlines()} if given.out.exists() else set()
+    for line in filter(None, (text.partition("#")[0].strip() for text in given.list.read_text().splitlines())):
+        if line in done:
+            continue
+        if (started := time.perf_counter()) - begin + longest > given.limit:
+            print("no time is left for", line, flush=True)
+            break
+        place = Path(tempfile.mkdtemp(dir="/dev/shm" if Path("/dev/shm").is_dir() else None))
+        try:
+            result = run_one(given.config, line, place / "run")
+        finally:
+            shutil.rmtree(place)
+        with given.out.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(result) + "\n")
+        gc.collect()
+        torch.cuda.empty_cache()
+        longest = max(longest, time.perf_counter() - started)
+        print(
+            f"{time.perf_counter() - begin:6.0f} s  {result['name']:<28} {result['held_out']:.4f} after "
+            f"{result['training_seconds']:.1f} s (compilation {result['compilation_seconds']:.1f})", flush=True
+        )  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
