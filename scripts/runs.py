@@ -55,6 +55,7 @@ def main() -> None:
     parser.add_argument("list", type=Path)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--limit", type=float, default=float("inf"), help="seconds")
+    parser.add_argument("--keep", nargs=2, metavar=("NAME", "FOLDER"), help="move the run of this name there")
     given = parser.parse_args()
     begin, longest = time.perf_counter(), 0.0
     done = {json.loads(line)["line"] for line in given.out.read_text().splitlines()} if given.out.exists() else set()
@@ -67,6 +68,8 @@ def main() -> None:
         place = Path(tempfile.mkdtemp(dir="/dev/shm" if Path("/dev/shm").is_dir() else None))
         try:
             result = run_one(given.config, line, place / "run")
+            if given.keep and given.keep[0] == result["name"]:
+                shutil.move(place / "run", given.keep[1])
         finally:
             shutil.rmtree(place)
         with given.out.open("a", encoding="utf-8") as file:
