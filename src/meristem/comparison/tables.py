@@ -138,6 +138,8 @@ def word(verdict: Verdict) -> str:
 
 
 def _seconds(difference: PairedDifference) -> str:
+    if not difference.has_spread:
+        return f"{difference.mean:+.2f} in all pairs"
     return f"{difference.mean:+.2f} [{difference.low:+.2f}, {difference.high:+.2f}]"
 
 
