@@ -195,6 +195,20 @@ def test_a_trainer_learns(own: Decoder, exported: Any, tmp_path: Path) -> None:
     assert losses[-1] < 0.9 * losses[0]
 
 
+def test_a_trainer_that_smooths_labels_moves_them_by_one(own: Decoder, exported: Any, tmp_path: Path) -> None:
+    """Without our name among its models it would train the copying of the inputs."""
+    rows = random_tokens(own.plan, 4)
+    arguments = TrainingArguments(
+        str(tmp_path), report_to="none", disable_tqdm=True, use_cpu=True, label_smoothing_factor=0.1
+    )
+    trainer = Trainer(exported, arguments)
+    with torch.no_grad():
+        loss = trainer.compute_loss(exported, {"input_ids": rows, "labels": rows})
+        scores = exported(rows).logits[:, :-1].flatten(0, 1)
+    expected = torch.nn.functional.cross_entropy(scores, rows[:, 1:].flatten(), label_smoothing=0.1)
+    torch.testing.assert_close(loss, expected)
+
+
 def test_a_language_model_becomes_a_classifier(own: Decoder, tmp_path: Path) -> None:
     """The answer is read from the last real token, on whichever side the padding is."""
     in_transformers(own).save_pretrained(tmp_path)

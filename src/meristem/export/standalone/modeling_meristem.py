@@ -23,6 +23,7 @@ from transformers.modeling_outputs import (
 )
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS, dynamic_rope_update
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
@@ -379,6 +380,9 @@ class MeristemForSequenceClassification(MeristemPreTrainedModel):
             return functional.binary_cross_entropy_with_logits(logits, labels.to(logits.dtype))
         return functional.cross_entropy(logits, labels.view(-1))
 
+
+# A Trainer that smooths labels moves them by one only for models it finds here, and lets others copy their inputs.
+MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[MeristemConfig.model_type] = MeristemForCausalLM.__name__
 
 __all__ = [
     "MeristemForCausalLM",
