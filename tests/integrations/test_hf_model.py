@@ -231,6 +231,10 @@ def test_weights_carry_their_structure(model: HfModel, tmp_path: Path) -> None:
     own = model.model
     apply_edit(own, None, AddHead(1, newborn_head(own.plan.layers[1], own.plan.width, None, seed=0)))
     apply_edit(own, None, AddBlock(2, copy_of=1))
+    model.save_pretrained(tmp_path / "new" / "folder")
+    saved = tmp_path / "new" / "folder" / "model.safetensors"
+    torch.testing.assert_close(load_file(saved), dict(model.state_dict()), rtol=0, atol=0)
+    assert HfModel.from_pretrained(saved.parent).model.plan == own.plan
     save_file(model.state_dict(), tmp_path / "model.safetensors")
     for again in (HfModel(Decoder(PLAN)), HfModel.from_pretrained(tmp_path)):
         again.load_state_dict(load_file(tmp_path / "model.safetensors"))

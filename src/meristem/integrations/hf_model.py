@@ -18,7 +18,7 @@ from meristem.model import Classifier, Decoder, Regions, build_model
 from meristem.model.fused import IGNORE
 from meristem.model.inputs import INDICES, check_classes, check_targets, check_tokens
 from meristem.plan import PADDING, Plan
-from meristem.runs.tensor_file import load_tensors
+from meristem.runs.tensor_file import load_tensors, save_tensors
 
 try:
     from transformers.modeling_outputs import CausalLMOutput, SequenceClassifierOutput
@@ -186,9 +186,18 @@ class HfModel(nn.Module):
             )
         return super().__getattr__(name)
 
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Write weights and structure into a folder, as a Trainer saves them; `from_pretrained` takes them up.
+
+        What others can load is made by `meristem export`, from a run.
+        """
+        path = Path(folder)
+        path.mkdir(parents=True, exist_ok=True)
+        save_tensors(path / WEIGHTS_FILE, self.state_dict(), metadata={"format": "pt"})
+
     @classmethod
     def from_pretrained(cls, folder: str | Path) -> HfModel:
-        """The model that a Trainer has saved in a folder, such as `output_dir/checkpoint-500`, with its structure."""
+        """The model that `save_pretrained` or a Trainer has saved in a folder, such as `output_dir/checkpoint-500`."""
         path = Path(folder) / WEIGHTS_FILE
         tensors = load_tensors(path)
         if PLAN not in tensors:
