@@ -179,10 +179,10 @@ class HfModel(nn.Module):
         return self.regions != Regions()
 
     def __getattr__(self, name: str) -> Any:
-        if name == "config":  # a Trainer that smooths labels asks for it, and would not move them by one
+        if name == "config":
             raise AttributeError(
-                "an HfModel has no config; TrainingArguments.label_smoothing_factor must be 0, as a Trainer smooths "
-                "labels by itself, without moving them by one"
+                "an HfModel has a plan and no config of transformers: label_smoothing_factor must be 0 (a Trainer would "
+                "smooth labels without moving them by one), and model cards come with `meristem export`"
             )
         return super().__getattr__(name)
 
