@@ -181,8 +181,8 @@ class HfModel(nn.Module):
     def __getattr__(self, name: str) -> Any:
         if name == "config":
             raise AttributeError(
-                "an HfModel has a plan and no config of transformers: label_smoothing_factor must be 0 (a Trainer would "
-                "smooth labels without moving them by one), and model cards come with `meristem export`"
+                "an HfModel has a plan and no config of transformers: label_smoothing_factor must be 0 (a Trainer "
+                "would smooth labels without moving them by one), and model cards come with `meristem export`"
             )
         return super().__getattr__(name)
 
