@@ -95,7 +95,7 @@ class TestInABrowser:
 
     def test_long_names_keep_both_arms(self, browser: Page, tmp_path: Path) -> None:
         """What does not fit is cut from each name, not from the end of both."""
-        arm, other, file = "a" * 60, "b" * 60, tmp_path / "page.html"
+        arm, other, file = "arm-with-a-long-name-" * 3, "baseline-with-a-long-name-" * 3, tmp_path / "page.html"
         for names in ((arm, "uniform"), ("prism", other), (arm, other)):
             arms = dict(zip(reversed(names), tables()["arms"].values(), strict=True))
             found = comparison(tmp_path, arms=arms, primary=list(names))
@@ -103,6 +103,7 @@ class TestInABrowser:
             browser.open(file)
             first, second = browser.run("document.querySelector('.differences .label').lastChild.data").split(" minus ")
             assert len(first) + len(second) == 46 - len(" minus ")
+            assert browser.run("document.querySelector('.differences .label').getBBox().x") >= 0
             for name, whole in zip((first, second), names, strict=True):
                 assert name == whole or (name.endswith("…") and whole.startswith(name[:-1]) and len(name) > 15)
 

@@ -4,6 +4,7 @@
 const page = JSON.parse(document.getElementById("data").textContent);
 const NARROW = 680; // below it labels stand above what they name
 const LETTER = 6.9; // the mean width of one, in pixels
+const BOLD = 1.2; // how much wider a bold one is
 const LONGEST = 46; // letters of a label; the whole one is shown where the pointer rests
 const MINUS = " minus ";
 
@@ -32,8 +33,9 @@ function differencesChart(lines, margin) {
   function draw() {
     const width = Math.max(260, figure.clientWidth || 640),
       narrow = width < NARROW;
-    const letters = (pick) => LETTER * Math.max(...lines.map((line) => pick(line).length));
-    const left = narrow ? 8 : 30 + letters(shortened),
+    const letters = (pick, bold = 1) =>
+      LETTER * Math.max(...lines.map((line) => pick(line).length * (line.primary ? bold : 1)));
+    const left = narrow ? 8 : 30 + letters(shortened, BOLD),
       right = width - (narrow ? 8 : 24 + letters((line) => line.word));
     const row = narrow ? 66 : 36,
       top = 6,
