@@ -17,6 +17,7 @@ from meristem.comparison.numbers import parts, seconds, short
 from meristem.comparison.planning import RunKey
 from meristem.comparison.record import show
 from meristem.comparison.tables import Table, markdown
+from meristem.comparison.tables import tables as tables_of
 
 LOSSES = {"uniform": [3.0, 3.2, 3.1, 3.05], "prism": [2.9, 3.11, 2.99, 2.95], "reverse": [3.01, 3.17, 3.13, 3.04]}
 
@@ -64,6 +65,18 @@ def test_runs_that_diverged_are_left_out_and_said(asked: Comparison) -> None:
     found = analyse(asked, known)
     assert found.contrasts[0].difference.pairs == 3
     assert "prism diverged with 1 of 4 seeds (2): what is said of it is of the others only." in found.cautions
+
+
+def test_differences_that_are_all_alike_are_not_judged(asked: Comparison) -> None:
+    uniform = LOSSES["uniform"]
+    known = results({**LOSSES, "prism": [loss - 0.25 for loss in uniform]})
+    found = analyse(asked, known)
+    line = found.contrasts[0]
+    assert (line.verdict.word, line.detectable, line.needed) == ("cannot be tested", None, None)
+    assert "prism minus uniform is -0.2500 in all 4 pairs" in "\n".join(found.cautions)
+    assert not [note for note in found.notes if note.startswith("prism minus uniform")]
+    (table,) = [table for table in tables_of(asked, found) if table.title == "Contrasts"]
+    assert table.rows[0][2:] == ("-0.2500 in all 4 pairs", "-", "-", "**cannot be tested**", "-")
 
 
 def test_time_is_judged_with_and_without_compilation(asked: Comparison) -> None:
@@ -162,6 +175,7 @@ def test_what_corrected_contrasts_could_have_shown_is_reckoned_at_their_level(tm
     assert primary.level == 0.05
     assert [line.level for line in others] == pytest.approx([0.05 / 3] * 3)
     for line in (primary, *others):
+        assert line.detectable is not None
         beyond = stats.t.ppf(1 - line.level / 2, 3)
         shift = line.detectable / line.difference.error
         assert stats.nct.sf(beyond, 3, shift) + stats.nct.cdf(-beyond, 3, shift) == pytest.approx(0.8, abs=1e-4)

@@ -6,10 +6,10 @@ import statistics
 from functools import cache
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from meristem.comparison.paired import PairedDifference, paired_difference
+from meristem.comparison.paired import paired_difference
 from meristem.errors import InputError
 
 numbers = st.lists(st.tuples(st.floats(-9, 9), st.floats(-9, 9)), min_size=2, max_size=9)
@@ -81,6 +81,7 @@ def test_an_interval_excludes_zero_exactly_where_p_is_below_its_level(pairs: lis
 @settings(deadline=None)
 def test_equality_is_a_90_percent_interval_within_the_margin(pairs: list[tuple[float, float]], margin: float) -> None:
     narrow = paired_difference([a for a, _ in pairs], [b for _, b in pairs], 0.9)
+    assume(narrow.has_spread)
     p = narrow.p_equal(margin)
     assert (-margin < narrow.low and narrow.high < margin) == (p < 0.05) or p == pytest.approx(0.05)
     assert narrow.p_equal(2 * margin) <= p
@@ -92,10 +93,13 @@ def test_a_consistent_difference_is_an_effect() -> None:
     assert result.mean == pytest.approx(-0.5)
 
 
-def test_without_a_spread_a_difference_is_certain() -> None:
-    assert PairedDifference(0.5, 0.0, 0.5, 0.5, 3).p == 0
-    same = PairedDifference(0.0, 0.0, 0.0, 0.0, 3)
-    assert (same.p, same.p_equal(0.1)) == (1, 0)
+@pytest.mark.parametrize("offset", [0.0, 0.1, -0.7])
+def test_without_a_spread_nothing_is_shown(offset: float) -> None:
+    baseline = [3.3, 2.7, 3.1]
+    result = paired_difference([value + offset for value in baseline], baseline)
+    assert result.mean == pytest.approx(offset)
+    assert (result.deviation, result.has_spread, result.is_effect) == (0, False, False)
+    assert (result.p, result.p_equal(1.0)) == (1, 1)
 
 
 def test_one_pair_is_refused() -> None:

@@ -116,6 +116,12 @@ def test_four_results() -> None:
     assert [v.word for v in verdicts(differences)][-1] == "no difference shown"
 
 
+def test_without_a_spread_there_is_no_test() -> None:
+    for mean in (-1.0, 0.0, 1.0):
+        (found,) = verdicts([PairedDifference(mean, 0.0, mean, mean, 5)], 0.05)
+        assert (found.word, found.p, found.p_equal, found.is_small) == ("cannot be tested", 1, 1, False)
+
+
 def test_a_difference_can_be_certain_and_small() -> None:
     (found,) = verdicts([PairedDifference(-0.01, 0.0001, 0.0, 0.0, 5)], 0.05)
     assert (found.word, found.is_small) == ("better", True)

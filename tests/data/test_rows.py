@@ -108,6 +108,9 @@ def test_labels_of_fasta_records_from_a_table(tmp_path: Path) -> None:
     assert str(third) == f"{path}:5: the table of labels has no id 'z'"
     with pytest.raises(InputError, match=r"no column 'id'.*clade"):
         list(read_rows(path, Columns(label="clade", table=str(table))))
+    write(table, "clade\n")
+    with pytest.raises(InputError, match=r"no column 'name'.*clade"):
+        list(read_rows(path, columns))
 
 
 def test_quotes_as_asked_for(tmp_path: Path) -> None:
@@ -142,9 +145,10 @@ def test_quotes_as_asked_for(tmp_path: Path) -> None:
     ],
 )
 def test_a_column_that_is_missing_is_not_a_bad_row(tmp_path: Path, columns: Columns, message: str) -> None:
-    path = write(tmp_path / "a.csv", "txt,lab\na b,1\n")
-    with pytest.raises(InputError, match=message):
-        list(read_rows(path, columns))
+    for text in ("a b,1\n", ""):  # also where there is nothing but a header
+        path = write(tmp_path / "a.csv", f"txt,lab\n{text}")
+        with pytest.raises(InputError, match=message):
+            list(read_rows(path, columns))
 
 
 @pytest.mark.parametrize(

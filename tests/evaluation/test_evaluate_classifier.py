@@ -98,8 +98,8 @@ def test_bad_rows_and_long_rows_are_counted(run: RunFolder, tmp_path: Path, capl
     assert (result.scores.rows, result.bad, result.cut) == (2, 1, 1)
     assert f"skipped {path}:3" in caplog.text
     text = classification_text(result)
-    assert "1 rows were longer than the model reads" in text
-    assert "1 bad places skipped" in text
+    assert "1 row longer than the model reads" in text
+    assert "1 bad place skipped" in text
 
 
 def test_what_cannot_be_scored(run: RunFolder, tmp_path: Path) -> None:

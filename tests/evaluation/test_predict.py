@@ -113,6 +113,9 @@ def test_a_file_without_rows_has_the_columns_of_others(call: Call, run: RunFolde
     source = tmp_path / "none.csv"
     source.write_text("text\n")
     assert call("predict", run.path, source, "--device", "cpu").out == "line,label,p_high,p_low,p_odd\n"
+    source.write_text("words\n")
+    said = call("predict", run.path, source, "--device", "cpu")
+    assert (said.code, said.out, "none.csv has none of sentence, text, sequence" in said.err) == (2, "", True)
 
 
 def test_what_is_refused(call: Call, run: RunFolder, source: Path, tmp_path: Path) -> None:
@@ -129,6 +132,9 @@ def test_what_is_refused(call: Call, run: RunFolder, source: Path, tmp_path: Pat
     assert (said.code, "bad.jsonl:2" in said.err, "on-error skip" in said.err) == (2, True, True)
     said = call("predict", run.path, bad, "--on-error", "skip", "--device", "cpu")
     assert (said.code, len(labels_of(said.out))) == (0, 1)
+    assert "bad.jsonl:2" in said.err
+    assert "1 row: " in said.err
+    assert ", 1 bad place skipped" in said.err
 
 
 def test_a_run_whose_data_is_gone_predicts_without_calibration(

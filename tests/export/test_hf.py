@@ -18,6 +18,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from commands import Call
+from meristem.data import TokenData, open_data
 from meristem.errors import InputError, RunError
 from meristem.export import export_run
 from meristem.export.hf import load_exported
@@ -204,7 +205,23 @@ def test_the_command_exports_what_it_is_told_to(data: Path, tmp_path: Path, call
         found = load_exported(tmp_path / name, "MeristemForCausalLM")
         assert torch.equal(found.model.embed_tokens.weight, model.embedding.weight)
     assert "average over the training" in (tmp_path / "average" / "README.md").read_text()
-    assert "| steps | 4 of 12 |" in (tmp_path / "early" / "README.md").read_text()
+    card = (tmp_path / "early" / "README.md").read_text()
+    stream, early = open_data(data), next(entry for entry in run.read(run.metrics) if entry["step"] == 4)
+    assert isinstance(stream, TokenData)
+    facts = {
+        "steps": "4 of 12", "epochs": f"{early['tokens'] / len(stream.split('train')):.3g}",
+        "optimizer": f"adamw, rate {run.config.optimizer.lr:g}, {run.config.train.batch_size} rows an update",
+        "data": f"{len(stream.split('train')):,} training tokens in {stream.index.train.documents} documents, "
+        f"{len(stream.split('held_out')):,} held out",
+    }  # fmt: skip
+    for name, value in facts.items():
+        assert f"| {name} | {value} |" in card
+
+
+def test_what_a_classifier_cannot_be_is_named_as_it_was_asked_for(tmp_path: Path) -> None:
+    for to in ("llama", "gguf"):
+        with pytest.raises(InputError, match=f"to = '{to}': is a language model, and this run is of a classifier"):
+            export_run(FIXTURES / "classifier", tmp_path / to, to)
 
 
 def test_the_command_works_in_a_process_of_its_own(tmp_path: Path) -> None:

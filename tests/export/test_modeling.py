@@ -195,6 +195,20 @@ def test_a_trainer_learns(own: Decoder, exported: Any, tmp_path: Path) -> None:
     assert losses[-1] < 0.9 * losses[0]
 
 
+def test_a_trainer_that_smooths_labels_moves_them_by_one(own: Decoder, exported: Any, tmp_path: Path) -> None:
+    """Without our name among its models it would train the copying of the inputs."""
+    rows = random_tokens(own.plan, 4)
+    arguments = TrainingArguments(
+        str(tmp_path), report_to="none", disable_tqdm=True, use_cpu=True, label_smoothing_factor=0.1
+    )
+    trainer = Trainer(exported, arguments)
+    with torch.no_grad():
+        loss = trainer.compute_loss(exported, {"input_ids": rows, "labels": rows})
+        scores = exported(rows).logits[:, :-1].flatten(0, 1)
+    expected = torch.nn.functional.cross_entropy(scores, rows[:, 1:].flatten(), label_smoothing=0.1)
+    torch.testing.assert_close(loss, expected)
+
+
 def test_a_language_model_becomes_a_classifier(own: Decoder, tmp_path: Path) -> None:
     """The answer is read from the last real token, on whichever side the padding is."""
     in_transformers(own).save_pretrained(tmp_path)
@@ -208,6 +222,34 @@ def test_a_language_model_becomes_a_classifier(own: Decoder, tmp_path: Path) -> 
     torch.testing.assert_close(right, plain)
     torch.testing.assert_close(left, plain, rtol=1e-4, atol=1e-5)
     assert model(tokens, labels=torch.tensor([2])).loss.requires_grad
+
+
+@pytest.mark.parametrize("kind", ["classes", "several classes", "numbers"])
+def test_micro_batches_of_a_classifier_share_its_loss(own: Decoder, tmp_path: Path, kind: str) -> None:
+    """What the labels are is told by how they look, and a Trainer that accumulates gradients trains on the same."""
+    in_transformers(own).save_pretrained(tmp_path)
+    labels = {
+        "classes": torch.arange(8) % 3,
+        "several classes": torch.randint(2, (8, 3)).float(),
+        "numbers": torch.linspace(-2, 2, 8),
+    }[kind]
+    rows = [{"input_ids": row, "labels": label} for row, label in zip(random_tokens(own.plan, 8), labels, strict=True)]
+    trained = []
+    for size in (8, 2):
+        torch.manual_seed(0)
+        count = 1 if kind == "numbers" else 3
+        model = modelling.MeristemForSequenceClassification.from_pretrained(tmp_path, num_labels=count)
+        model.config.pad_token_id = None
+        arguments = TrainingArguments(
+            str(tmp_path / "out"), max_steps=1, per_device_train_batch_size=size, gradient_accumulation_steps=8 // size,
+            learning_rate=0.1, optim="sgd", max_grad_norm=0, report_to="none", disable_tqdm=True, use_cpu=True,
+            save_strategy="no", logging_steps=1,
+        )  # fmt: skip
+        trainer = Trainer(model, arguments, train_dataset=rows)
+        trainer.train()
+        trained.append((trainer.state.log_history[0]["loss"], dict(model.named_parameters())))
+    assert trained[0][0] == pytest.approx(trained[1][0], rel=1e-4)
+    torch.testing.assert_close(trained[0][1], trained[1][1], rtol=1e-4, atol=1e-6)
 
 
 def test_other_fields_of_the_configuration_are_used(own: Decoder) -> None:

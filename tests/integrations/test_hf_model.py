@@ -138,6 +138,41 @@ def test_a_classifier_has_a_class_for_each_row(side: str, classifier: HfModel) -
     assert torch.equal(classifier(moved, labels=labels).loss, native.loss)
 
 
+@pytest.mark.parametrize("logits_in_training", [True, False])
+@pytest.mark.parametrize("classifies", [True, False])
+def test_recomputed_blocks_have_the_same_gradients(classifies: bool, logits_in_training: bool) -> None:
+    plan = LABELLED if classifies else PLAN
+    model = HfModel(Classifier(plan) if classifies else Decoder(plan), logits_in_training=logits_in_training)
+    tokens = drawn()
+    labels = torch.tensor([0, 2, 1]) if classifies else tokens
+    model(tokens, labels=labels).loss.backward()
+    expected, runs = {name: grad.clone() for name, grad in gradients(model).items()}, 0
+    model.zero_grad()
+    states = [model.is_gradient_checkpointing]
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    states.append(model.is_gradient_checkpointing)
+
+    def count(*call: Any) -> None:
+        nonlocal runs
+        runs += 1
+
+    model.model.stack[0].feed_forward.register_forward_pre_hook(count)
+    model(tokens, labels=labels).loss.backward()
+    found = gradients(model)
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    assert runs == 2  # once more for the gradients
+    model.gradient_checkpointing_disable()
+    assert [*states, model.is_gradient_checkpointing] == [False, True, False]
+    model(tokens, labels=labels)
+    assert runs == 3
+    for wrong in ({"use_reentrant": True}, {"offload": True}, {"every_n_layers": 2}):
+        (name,) = wrong
+        arguments = {"gradient_checkpointing_kwargs": wrong} if name == "use_reentrant" else wrong
+        with pytest.raises(InputError, match=f"gradient_checkpointing_kwargs.{name} = .*: is not taken here"):
+            model.gradient_checkpointing_enable(**arguments)
+
+
 def test_what_is_wrong_is_named(model: HfModel, classifier: HfModel) -> None:
     tokens = drawn()
     calls: list[tuple[HfModel, dict[str, Any], str]] = [
@@ -196,6 +231,10 @@ def test_weights_carry_their_structure(model: HfModel, tmp_path: Path) -> None:
     own = model.model
     apply_edit(own, None, AddHead(1, newborn_head(own.plan.layers[1], own.plan.width, None, seed=0)))
     apply_edit(own, None, AddBlock(2, copy_of=1))
+    model.save_pretrained(tmp_path / "new" / "folder")
+    saved = tmp_path / "new" / "folder" / "model.safetensors"
+    torch.testing.assert_close(load_file(saved), dict(model.state_dict()), rtol=0, atol=0)
+    assert HfModel.from_pretrained(saved.parent).model.plan == own.plan
     save_file(model.state_dict(), tmp_path / "model.safetensors")
     for again in (HfModel(Decoder(PLAN)), HfModel.from_pretrained(tmp_path)):
         again.load_state_dict(load_file(tmp_path / "model.safetensors"))
@@ -242,3 +281,25 @@ def test_a_trainer_with_a_tokenizer_and_its_collator(tmp_path: Path) -> None:
     prompt = tokenizer(["w3 w4", "w9 w10 w11"], return_tensors="pt", padding=True, padding_side="left")
     written = model.generate(prompt["input_ids"], prompt["attention_mask"], max_new_tokens=2)
     assert tokenizer.batch_decode(written, skip_special_tokens=True) == ["w3 w4 w5 w6", "w9 w10 w11 w12 w13"]
+
+
+def trainer_of(model: HfModel, folder: Path, **options: Any) -> Trainer:
+    arguments = TrainingArguments(
+        str(folder), max_steps=3, per_device_train_batch_size=4, save_strategy="no", report_to="none", seed=0,
+        disable_tqdm=True, use_cpu=True, **options,
+    )  # fmt: skip
+    return Trainer(model, arguments, train_dataset=[{"input_ids": row, "labels": row} for row in drawn(rows=12)])
+
+
+def test_a_trainer_recomputes_blocks(tmp_path: Path) -> None:
+    plain, again = (HfModel(Decoder(PLAN, seed=0)) for _ in range(2))
+    trainer_of(plain, tmp_path).train()
+    trainer_of(again, tmp_path, gradient_checkpointing=True).train()
+    assert again.is_gradient_checkpointing
+    assert all(torch.equal(a, b) for a, b in zip(plain.parameters(), again.parameters(), strict=True))
+
+
+def test_a_trainer_that_smooths_labels_is_refused(tmp_path: Path) -> None:
+    """It would take the labels away and hold them to the logits without moving them: the model would learn to copy."""
+    with pytest.raises(AttributeError, match="label_smoothing_factor must be 0"):
+        trainer_of(HfModel(Decoder(PLAN)), tmp_path, label_smoothing_factor=0.1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from rich.console import Console
 
 from meristem.data import TokenData, open_data
 from meristem.growth.descriptions import describe_structure
-from meristem.plan import Plan
+from meristem.plan import Loop, Plan
 from meristem.training.display import Lines, Live, make_display, step_line
 from meristem.training.distributed import processes
 from meristem.training.recorder import Progress, Recorder
@@ -97,6 +98,23 @@ def test_what_grew_stands_beside_the_times_or_below_them() -> None:
     assert second.strip() == f"{times}  {loops}"
     _, second, third = last_rows(live_output(90, 2_000_000, LONG, demand))
     assert (second.strip(), third.strip()) == (times, demand)
+
+
+def test_loops_stay_in_sight_beside_what_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    plan = Plan.uniform(layers=2, width=32, heads=4)
+    looped = replace(plan, layers=(plan.layers[0], replace(plan.layers[1], loop=Loop((0, 3), 1))))
+    demand = "heads 1-2 demand 0.52 of 0.10 in L0"
+    with Lines(plan, 3) as display:
+        display.status(demand)
+        display.update({"step": 1, "loss": 2.0})
+        display.restructured(looped)
+        display.update({"step": 3, "loss": 2.0})
+        display.status("")
+        display.update({"step": 3, "loss": 2.0})
+    lines = capsys.readouterr().out.splitlines()[1:]
+    assert lines[0] == f"step 1/3  loss 2.0000  {demand}"
+    assert lines[1] == f"step 3/3  loss 2.0000  L1:h0,h3 x1  {demand}"
+    assert lines[2] == "step 3/3  loss 2.0000  L1:h0,h3 x1"
 
 
 def test_a_plain_line_tells_epoch_and_times() -> None:

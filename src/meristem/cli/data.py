@@ -56,7 +56,8 @@ def data_prepare(
     print(
         f"{out}: {index.train.tokens:,} training tokens in {counted(index.train.documents, 'document')}, "
         f"{index.held_out.tokens:,} held-out tokens in {index.held_out.documents:,}; "
-        f"{index.tokenizer.vocabulary:,} token ids" + (f"; {index.skipped} bad places skipped" if index.skipped else "")
+        f"{index.tokenizer.vocabulary:,} token ids"
+        + (f"; {counted(index.skipped, 'bad place')} skipped" if index.skipped else "")
     )
     if held_out != 0 and (warning := held_out_warning(index)) is not None:
         print(f"warning: {notice_text(warning)}", file=sys.stderr)

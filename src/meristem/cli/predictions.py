@@ -46,8 +46,9 @@ def predict_command(
 
     from meristem.data import read_texts
     from meristem.data.labelled.rows import stream_texts, text_file
+    from meristem.data.labelled.sound import SoundRows
     from meristem.evaluation.calibration import calibrate_run
-    from meristem.evaluation.predict import check_table, prediction_table, sound_texts
+    from meristem.evaluation.predict import check_table, prediction_table
     from meristem.files import write_atomically
     from meristem.runs.run_folder import load_run
 
@@ -57,7 +58,9 @@ def predict_command(
     recipe = loaded.recipe
     own = recipe.columns
     columns = replace(own, text=text_column or own.text, quote=quote or own.quote)
-    rows = sound_texts(stream_texts(sys.stdin.buffer) if source is None else read_texts(source, columns), on_error)
+    read = stream_texts(sys.stdin.buffer) if source is None else read_texts(source, columns)
+    sound = SoundRows(read, on_error, lambda text: print(text, file=sys.stderr))
+    rows = list(sound)
     if temperature is None:
         calibration = calibrate_run(loaded)
         temperature = 1.0 if isinstance(calibration, str) else calibration.temperature
@@ -71,4 +74,6 @@ def predict_command(
         write_atomically(out, table)
     labels = Counter(one.label for one in found).most_common()
     said = listed([f"{label} ({count:,})" for label, count in labels], most=20)
-    print(f"{counted(len(found), 'row')}{f': {said}' if said else ''}{f'; {out}' if out else ''}", file=sys.stderr)
+    skipped = f", {counted(sound.bad, 'bad place')} skipped" if sound.bad else ""
+    said = f"{counted(len(found), 'row')}{f': {said}' if said else ''}{skipped}{f'; {out}' if out else ''}"
+    print(said, file=sys.stderr)

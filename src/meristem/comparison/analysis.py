@@ -69,7 +69,7 @@ class ContrastLine:
     primary: bool
     difference: PairedDifference
     verdict: Verdict
-    detectable: float  # with 80 % chance
+    detectable: float | None  # with 80 % chance; None without a spread
     needed: int | None  # seeds to show a difference as large as the one that was measured
     by_seed: dict[int, float]  # the single differences
     level: float
@@ -109,7 +109,7 @@ def analyse(
     lines = _contrasts(comparison, runs)
     times = _times([line.contrast for line in lines], runs, len(comparison.primary) + len(comparison.secondary))
     cautions = [*_missing_notes(comparison, results), *_divergence_notes(comparison, results),
-                *_look_notes(comparison, shown)]  # fmt: skip
+                *_look_notes(comparison, shown), *_spread_notes(lines)]  # fmt: skip
     notes = [*_tuning_notes(comparison, results), *_budget_notes(comparison, rows), *_power_notes(comparison, lines)]
     if side_by_side > 1:
         notes.append(
@@ -177,11 +177,12 @@ def _contrasts(comparison: Comparison, runs: Runs) -> list[ContrastLine]:
         better, level = comparison.lower_is_better, LEVEL / max(1, len(family))
         judged = verdicts(list(found.values()), comparison.margin, among=len(family), lower_is_better=better)
         for (contrast, difference), verdict in zip(found.items(), judged, strict=True):
+            spread = difference.has_spread
             lines.append(
                 ContrastLine(
                     contrast, contrast in comparison.primary, difference, verdict,
-                    detectable_difference(difference.deviation, difference.pairs, level),
-                    seeds_needed(difference.mean, difference.deviation, level) if difference.mean else None,
+                    detectable_difference(difference.deviation, difference.pairs, level) if spread else None,
+                    seeds_needed(difference.mean, difference.deviation, level) if difference.mean and spread else None,
                     {arm.seed: arm.scores[comparison.measure] - baseline.scores[comparison.measure]
                      for arm, baseline in _pairs(runs, contrast)},
                     level,
@@ -335,9 +336,19 @@ def facts_of(comparison: Comparison) -> dict[str, Any]:
             "trials": 0 if comparison.search is None else comparison.search.trials}  # fmt: skip
 
 
+def _spread_notes(lines: Sequence[ContrastLine]) -> list[str]:
+    """Contrasts that no test can judge."""
+    return [
+        f"{line.contrast.arm} minus {line.contrast.baseline} is {line.difference.mean:+.4f} in all "
+        f"{line.difference.pairs} pairs: without a spread there is nothing to test it by. Do the seeds change anything?"
+        for line in lines
+        if not line.difference.has_spread
+    ]
+
+
 def _power_notes(comparison: Comparison, lines: Sequence[ContrastLine]) -> list[str]:
     notes = []
-    for line in (line for line in lines if line.primary):
+    for line in (line for line in lines if line.primary and line.detectable is not None):
         pairs, name = line.difference.pairs, f"{line.contrast.arm} minus {line.contrast.baseline}"
         notes.append(
             f"{name}: with {counted(pairs, 'pair')} a difference of {line.detectable:.4f} would have been shown with "

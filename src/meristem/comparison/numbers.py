@@ -30,7 +30,9 @@ def signed(value: float) -> str:
 
 
 def interval(difference: PairedDifference) -> str:
-    """A difference with its interval."""
+    """A difference with its interval, which it has not where all pairs differ alike."""
+    if not difference.has_spread:
+        return f"{signed(difference.mean)} in all {difference.pairs} pairs"
     return f"{signed(difference.mean)} [{signed(difference.low)}, {signed(difference.high)}]"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -11,21 +12,32 @@ from scipy import stats
 
 from meristem.errors import InputError
 
+ROUNDING = 4 * sys.float_info.epsilon  # of differences, as a part of the numbers that were subtracted
+
 
 @dataclass(frozen=True)
 class PairedDifference:
-    """Mean of (arm - baseline) over pairs, with a t interval, of 95 % unless another was asked for."""
+    """Mean of (arm - baseline) over pairs, with a t interval, of 95 % unless another was asked for.
+
+    Where all pairs differ alike there is no spread that chance could be judged by: nothing is shown of it, be the
+    difference as large as it may, and the interval has no width.
+    """
 
     mean: float
-    deviation: float  # sample standard deviation of the differences
+    deviation: float  # sample standard deviation of the differences; 0 if they are equal but for rounding
     low: float
     high: float
     pairs: int
 
     @property
+    def has_spread(self) -> bool:
+        """Whether the pairs differ from one another, without which there is no test."""
+        return self.deviation > 0
+
+    @property
     def is_effect(self) -> bool:
         """Whether the interval excludes zero."""
-        return self.low > 0 or self.high < 0
+        return self.has_spread and (self.low > 0 or self.high < 0)
 
     @property
     def error(self) -> float:
@@ -42,9 +54,9 @@ class PairedDifference:
         return max(self._beyond(margin - self.mean), self._beyond(margin + self.mean))
 
     def _beyond(self, distance: float) -> float:
-        """The chance of an error of the mean of this size or more; without a spread there is none."""
-        if self.error == 0:
-            return 0.0 if distance > 0 else (0.5 if distance == 0 else 1.0)
+        """The chance of an error of the mean of this size or more; without a spread it cannot be told, and is 1."""
+        if not self.has_spread:
+            return 1.0
         return float(stats.t.sf(distance / self.error, self.pairs - 1))
 
 
@@ -54,5 +66,7 @@ def paired_difference(arm: Sequence[float], baseline: Sequence[float], confidenc
         raise InputError("pairs", (len(arm), len(baseline)), "must be two equally long lists of at least 2 values")
     differences = [a - b for a, b in zip(arm, baseline, strict=True)]
     mean, deviation = statistics.fmean(differences), statistics.stdev(differences)
+    if deviation <= ROUNDING * max(map(abs, (*arm, *baseline))):
+        deviation = 0.0
     margin = float(stats.t.ppf((1 + confidence) / 2, len(differences) - 1)) * deviation / math.sqrt(len(differences))
     return PairedDifference(mean, deviation, mean - margin, mean + margin, len(differences))

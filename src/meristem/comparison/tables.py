@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from meristem.comparison import numbers
-from meristem.comparison.analysis import Analysis, ArmRow
+from meristem.comparison.analysis import Analysis, ArmRow, ContrastLine
 from meristem.comparison.file import Comparison, Contrast
 from meristem.comparison.paired import PairedDifference
 from meristem.comparison.verdicts import Verdict
@@ -70,14 +70,21 @@ def _contrasts(comparison: Comparison, analysis: Analysis) -> Table:
     for line in analysis.contrasts:
         kind = "primary" if line.primary and not corrected else "Holm"
         rows.append(
-            (name(line.contrast), kind, numbers.interval(line.difference), numbers.p_value(line.verdict.p),
-             "-" if line.verdict.p_equal is None else numbers.p_value(line.verdict.p_equal),
+            (name(line.contrast), kind, numbers.interval(line.difference), *_tests(line),
              f"**{word(line.verdict)}**", numbers.score(line.detectable))
         )  # fmt: skip
     within = "" if comparison.margin is None else f" within {comparison.margin:g}"
     columns = ("contrast", "tested", "difference, 95 % interval", "p", f"p of equality{within}", "result",
                "could have shown (80 %)")  # fmt: skip
     return Table("Contrasts", columns, rows)
+
+
+def _tests(line: ContrastLine) -> tuple[str, str]:
+    """The p values of a difference and of equality; dashes where there was no such test."""
+    if not line.difference.has_spread:
+        return "-", "-"
+    equal = line.verdict.p_equal
+    return numbers.p_value(line.verdict.p), "-" if equal is None else numbers.p_value(equal)
 
 
 def _costs(comparison: Comparison, analysis: Analysis) -> Table:
@@ -138,6 +145,8 @@ def word(verdict: Verdict) -> str:
 
 
 def _seconds(difference: PairedDifference) -> str:
+    if not difference.has_spread:
+        return f"{difference.mean:+.2f} in all {difference.pairs} pairs"
     return f"{difference.mean:+.2f} [{difference.low:+.2f}, {difference.high:+.2f}]"
 
 

@@ -19,7 +19,7 @@ LEVEL = 0.05  # of wrong verdicts
 POWER = 0.8
 MOST_SEEDS = 10_000
 
-Word = Literal["better", "worse", "no difference shown", "shown to be equal within the margin"]
+Word = Literal["better", "worse", "no difference shown", "shown to be equal within the margin", "cannot be tested"]
 
 
 @dataclass(frozen=True)
@@ -52,14 +52,16 @@ def verdicts(
     if margin is not None:
         equal = holm([difference.p_equal(margin) for difference in differences], among)
     return [
-        Verdict(_word(difference.mean, p, p_equal, lower_is_better), p, p_equal)
+        Verdict(_word(difference, p, p_equal, lower_is_better), p, p_equal)
         for difference, p, p_equal in zip(differences, ps, equal, strict=True)
     ]
 
 
-def _word(mean: float, p: float, p_equal: float | None, lower_is_better: bool) -> Word:
+def _word(difference: PairedDifference, p: float, p_equal: float | None, lower_is_better: bool) -> Word:
+    if not difference.has_spread:
+        return "cannot be tested"
     if p < LEVEL:
-        return "better" if (mean < 0) == lower_is_better else "worse"
+        return "better" if (difference.mean < 0) == lower_is_better else "worse"
     return "no difference shown" if p_equal is None or p_equal >= LEVEL else "shown to be equal within the margin"
 
 

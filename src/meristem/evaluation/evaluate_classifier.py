@@ -13,10 +13,11 @@ from typing import Any, get_args
 import numpy as np
 
 from meristem.choices import OtherLabels
-from meristem.data import BadPlace, Columns, LabelledData, LabelledRows, Recipe, open_data, read_rows
+from meristem.data import Columns, LabelledData, LabelledRows, Recipe, open_data, read_rows
 from meristem.data.labelled.pieces import UNKNOWN
 from meristem.data.labelled.rows import row_files
-from meristem.data.text.prepare import check_on_error, refusal
+from meristem.data.labelled.sound import SoundRows
+from meristem.data.text.prepare import check_on_error
 from meristem.devices import describe_device
 from meristem.errors import InputError, Remedy, RunError
 from meristem.evaluation.evaluate import result_file
@@ -164,15 +165,11 @@ def _held_out(folder: Path, recipe: Recipe) -> LabelledRows:
 def _read_file(
     path: Path, recipe: Recipe, columns: Columns, split: str | None, other_labels: str, on_error: str
 ) -> _Read:
-    tokens, labels, strange, cut, bad = [], [], Counter[str](), 0, 0
+    tokens, labels, strange, cut = [], [], Counter[str](), 0
     row_files([path])
-    for row in read_rows(path, columns):
-        if isinstance(row, BadPlace):
-            if on_error == "refuse":
-                raise refusal(row)
-            logger.warning("skipped %s", row)
-            bad += 1
-        elif split is None or row.split == split:
+    rows = SoundRows(read_rows(path, columns), on_error, logger.warning)
+    for row in rows:
+        if split is None or row.split == split:
             number = recipe.class_numbers.get(row.label)
             if number is None:
                 strange[row.label] += 1
@@ -185,7 +182,7 @@ def _read_file(
     if others and other_labels == "refuse":
         expected = f"has labels that the run does not know: {label_counts(others)}; they can be counted apart"
         raise InputError("data", str(path), expected, Remedy(("other_labels=count",)))
-    return _Read(LabelledRows.of(tokens, labels), cut, bad, others)
+    return _Read(LabelledRows.of(tokens, labels), cut, rows.bad, others)
 
 
 def label_counts(labels: Mapping[str, int]) -> str:

@@ -5,33 +5,14 @@ from __future__ import annotations
 import csv
 import io
 import json
-import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from meristem.data import BadPlace
 from meristem.data.labelled.rows import TextRow
-from meristem.data.text.prepare import check_on_error, refusal
 from meristem.errors import InputError
 from meristem.runs.predictions import Prediction
 
-logger = logging.getLogger(__name__)
-
 TABLES = (".csv", ".tsv", ".jsonl")
-
-
-def sound_texts(rows: Iterable[TextRow | BadPlace], on_error: str = "refuse") -> list[TextRow]:
-    """The texts among what was read; a bad place is refused, or warned of and skipped."""
-    check_on_error(on_error)
-    found = []
-    for row in rows:
-        if isinstance(row, BadPlace):
-            if on_error == "refuse":
-                raise refusal(row)
-            logger.warning("skipped %s", row)
-        else:
-            found.append(row)
-    return found
 
 
 def check_table(out: Path, source: Path | None) -> str:

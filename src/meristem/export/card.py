@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from meristem import __version__
+from meristem.data import LabelledIndex, open_data
+from meristem.errors import InputError, RunError
 from meristem.export.hf import CHECK_FILE, Written
 from meristem.model import Decoder
 from meristem.report.structure_figure import looped, structure_svg
@@ -143,8 +145,28 @@ def _training(loaded: LoadedRun, *, average: bool) -> dict[str, str]:
         value = newest.get(key)
         if isinstance(value, int | float) and math.isfinite(value):
             rows[label] = f"{value:.4f}"
+    if isinstance(newest.get("epoch"), int | float):
+        rows["epochs"] = f"{newest['epoch']:.3g}"
+    optimizer = loaded.config.optimizer
+    rows["optimizer"] = f"{optimizer.kind}, rate {optimizer.lr:g}, {counted(train.batch_size, 'row')} an update"
     rows["growth"] = ", ".join(_methods(loaded)) or "none"
-    return {**rows, "data (digest)": f"`{folder.data_digest}`", **plan}
+    if (start := loaded.config.model.start_from) is not None:
+        rows["began with the weights of"] = Path(start).name
+    return {**rows, **_data(loaded), "data (digest)": f"`{folder.data_digest}`", **plan}
+
+
+def _data(loaded: LoadedRun) -> dict[str, str]:
+    """How much data there was, where it still is."""
+    try:
+        data = open_data(loaded.config.data.path, check=False)
+        loaded.folder.check_data(data)
+    except (InputError, RunError):
+        return {}
+    index = data.index
+    if isinstance(index, LabelledIndex):
+        return {"data": f"{counted(index.train.rows, 'training row')}, {index.held_out.rows:,} held out"}
+    documents = counted(index.train.documents, "document")
+    return {"data": f"{index.train.tokens:,} training tokens in {documents}, {index.held_out.tokens:,} held out"}
 
 
 def _caveats(loaded: LoadedRun, to: str, written: Written) -> str:

@@ -21,7 +21,7 @@ from meristem.wording import counted
 
 def write_llama(loaded: LoadedRun, folder: Path) -> Written:
     """Write a language model as classes of transformers that every runtime knows."""
-    check_language_model(loaded.model, "a Llama")
+    check_language_model(loaded.model, "llama")
     stack, config = as_llama(loaded.model)
     tokens = write_texts_files(loaded, folder)
     tensors = llama_tensors(stack)

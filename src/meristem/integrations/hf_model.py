@@ -14,11 +14,11 @@ from meristem.decoding.generate import room
 from meristem.errors import InputError, RunError, missing_extra
 from meristem.growth.apply import adopt
 from meristem.limits import check_integer
-from meristem.model import Classifier, Decoder, build_model
+from meristem.model import Classifier, Decoder, Regions, build_model
 from meristem.model.fused import IGNORE
 from meristem.model.inputs import INDICES, check_classes, check_targets, check_tokens
 from meristem.plan import PADDING, Plan
-from meristem.runs.tensor_file import load_tensors
+from meristem.runs.tensor_file import load_tensors, save_tensors
 
 try:
     from transformers.modeling_outputs import CausalLMOutput, SequenceClassifierOutput
@@ -27,6 +27,7 @@ except ImportError as error:
 
 WEIGHTS_FILE = "model.safetensors"  # as a Trainer calls it
 PLAN = "plan"  # the name of the structure among the weights
+RECOMPUTATION = {"use_reentrant": False, "every_n_layers": 1, "offload": False}  # what can be asked of it
 Seen = Callable[[Tensor, Tensor | None], None]
 
 
@@ -66,6 +67,7 @@ class HfModel(nn.Module):
     """
 
     accepts_loss_kwargs = True  # so a Trainer says how many labels the micro-batches of an update have in all
+    supports_gradient_checkpointing = True
 
     def __init__(self, model: Decoder | Classifier, *, logits_in_training: bool = True) -> None:
         super().__init__()
@@ -75,6 +77,7 @@ class HfModel(nn.Module):
         self.logits_in_training = logits_in_training
         self.loss_type = "ForCausalLM" if isinstance(model, Decoder) else "ForSequenceClassification"
         self.optimizer: torch.optim.Optimizer | None = None  # follows when weights of another structure are loaded
+        self.regions = Regions()  # how blocks are run: as they are, or again in the backward pass
         self.seen: Seen | None = None  # shown tokens and targets of every training step, as the model takes them
         self.register_state_dict_post_hook(_add_structure)
         self.register_load_state_dict_pre_hook(_take_structure)
@@ -147,9 +150,54 @@ class HfModel(nn.Module):
         filled = _filled(new, max_new_tokens, eos_token_id, pad_token_id)
         return torch.cat([given, torch.tensor(filled, dtype=given.dtype, device=given.device)], dim=1)
 
+    def gradient_checkpointing_enable(
+        self,
+        gradient_checkpointing_kwargs: dict[str, Any] | None = None,
+        every_n_layers: int = 1,
+        offload: bool = False,
+    ) -> None:
+        """Keep the inputs of blocks only and run them again in the backward pass: the same gradients, less memory.
+
+        `TrainingArguments(gradient_checkpointing=True)` asks for it.
+        """
+        from meristem.training.compilation import recomputed  # brings the compiler along
+
+        asked = {**(gradient_checkpointing_kwargs or {}), "every_n_layers": every_n_layers, "offload": offload}
+        for name, value in asked.items():
+            if (name, value) not in RECOMPUTATION.items():
+                known = ", ".join(f"{name}={value}" for name, value in RECOMPUTATION.items())
+                raise InputError(f"gradient_checkpointing_kwargs.{name}", value, f"is not taken here; {known} are")
+        self.regions = recomputed(Regions())
+
+    def gradient_checkpointing_disable(self) -> None:
+        """Keep what blocks compute, as they do without `gradient_checkpointing_enable`."""
+        self.regions = Regions()
+
+    @property
+    def is_gradient_checkpointing(self) -> bool:
+        """Whether blocks are run again in the backward pass."""
+        return self.regions != Regions()
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "config":
+            raise AttributeError(
+                "an HfModel has a plan and no config of transformers: label_smoothing_factor must be 0 (a Trainer "
+                "would smooth labels without moving them by one), and model cards come with `meristem export`"
+            )
+        return super().__getattr__(name)
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Write weights and structure into a folder, as a Trainer saves them; `from_pretrained` takes them up.
+
+        What others can load is made by `meristem export`, from a run.
+        """
+        path = Path(folder)
+        path.mkdir(parents=True, exist_ok=True)
+        save_tensors(path / WEIGHTS_FILE, self.state_dict(), metadata={"format": "pt"})
+
     @classmethod
     def from_pretrained(cls, folder: str | Path) -> HfModel:
-        """The model that a Trainer has saved in a folder, such as `output_dir/checkpoint-500`, with its structure."""
+        """The model that `save_pretrained` or a Trainer has saved in a folder, such as `output_dir/checkpoint-500`."""
         path = Path(folder) / WEIGHTS_FILE
         tensors = load_tensors(path)
         if PLAN not in tensors:
@@ -209,11 +257,11 @@ class HfModel(nn.Module):
         """The loss if there are targets, and the logits if they are wanted."""
         model = self.model
         if targets is not None and not wanted:
-            return model.loss(rows.tokens, targets), None
+            return model.loss(rows.tokens, targets, self.regions), None
         if isinstance(model, Classifier):
-            logits = model.logits(rows.tokens)
+            logits = model.logits(rows.tokens, self.regions)
             return None if targets is None else model.loss_of(logits, targets), logits
-        normed = model.normed(rows.tokens)
+        normed = model.normed(rows.tokens, regions=self.regions)
         loss = None if targets is None else model.loss_of(normed, targets)
         return loss, model.unembed(rows.back(model.norm.gained(normed)))
 

@@ -98,6 +98,7 @@ class Decoder(Transformer):
         cache: KVCache | None = None,
         padding: Tensor | None = None,
         watch: Watch | None = None,
+        regions: Regions = Regions(),  # noqa: B008  (immutable)
     ) -> Tensor:
         """The norm (B, T, d), without its gain, of what comes of tokens (B, T), which follow what the cache holds.
 
@@ -114,7 +115,7 @@ class Decoder(Transformer):
         masked = padding is not None or (start > 0 and length > 1)
         mask = visibility(start, stop, padding, tokens.device) if masked else None
         view = View(causal=length > 1, mask=mask, start=start)
-        return self.norm(*self.stream(tokens, view, positions, cache, watch=watch))[1]
+        return self.norm(*self.stream(tokens, view, positions, cache, regions=regions, watch=watch))[1]
 
     def unembed(self, hidden: Tensor) -> Tensor:
         """The logits (..., V) over the vocabulary of normed hidden states (..., d)."""

@@ -85,10 +85,15 @@ class Classifier(Transformer):
         """The loss of logits (B, classes), for those who want both."""
         return self.with_idle_gates(_loss_of(logits, targets, self.class_weights))
 
-    def logits(self, tokens: Tensor) -> Tensor:
+    def logits(
+        self,
+        tokens: Tensor,
+        regions: Regions = Regions(),  # noqa: B008  (immutable)
+    ) -> Tensor:
         """Logits of the classes, (B, classes)."""
         check_tokens(tokens, self.plan.vocabulary)
-        return _logits(self.norm, self.classes, *self.stream(tokens, self._view(tokens)), self.shares(tokens))
+        stream = self.stream(tokens, self._view(tokens), regions=regions)
+        return _logits(self.norm, self.classes, *stream, self.shares(tokens))
 
     def attention_mask(self, tokens: Tensor) -> Tensor:
         """Every real token may look at all real tokens of its row, (B, T, T)."""

@@ -16,13 +16,13 @@ def classification_text(result: ClassEvaluation) -> str:
     lines = [
         f"{result.run}, step {result.step}{', average of the weights' * result.average}: "
         f"accuracy {scores.accuracy:.4f}, macro-F1 {scores.macro_f1:.4f}, "
-        f"loss {scores.loss:.4f} over {scores.rows:,} rows of {result.data}",
+        f"loss {scores.loss:.4f} over {counted(scores.rows, 'row')} of {result.data}",
         f"{result.unknown:.2%} of the pieces are not in the vocabulary",
     ]
     if result.cut:
-        lines.append(f"{result.cut:,} rows were longer than the model reads")
+        lines.append(f"{counted(result.cut, 'row')} longer than the model reads")
     if result.bad:
-        lines.append(f"{result.bad:,} bad places skipped")
+        lines.append(f"{counted(result.bad, 'bad place')} skipped")
     if result.other_labels:
         rows = counted(sum(result.other_labels.values()), "row")
         lines.append(

@@ -38,10 +38,10 @@ class Best:
         return 0 < patience <= self.since
 
 
-def best_of(metrics: Iterable[Mapping[str, Any]], by: str, *, until: int | None = None) -> Best:
-    """The best of the evaluations among lines of metrics.jsonl, up to a step."""
+def best_of(metrics: Iterable[Mapping[str, Any]], by: str) -> Best:
+    """The best of the evaluations among lines of metrics.jsonl."""
     best = Best(by)
     for entry in metrics:
-        if "held_out_loss" in entry and (until is None or entry["step"] <= until):
+        if "held_out_loss" in entry:
             best = best.after(entry["step"], entry.get(by))
     return best

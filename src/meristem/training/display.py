@@ -104,11 +104,28 @@ def step_line(values: Mapping[str, Any], steps: int, growing: str = "") -> str:
     return f"step {values['step']:>{len(str(steps))}}/{steps}  {parts}"
 
 
-class Lines:
+class Growing:
+    """What has grown, in a few letters: the loops of the plan, then what a policy that measures has said last."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.structure, self._loops, self._status = describe_structure(plan), describe_loops(plan), ""
+
+    @property
+    def growing(self) -> str:
+        return "  ".join(filter(None, (self._loops, self._status)))
+
+    def restructured(self, plan: Plan) -> None:
+        self._loops = describe_loops(plan)
+
+    def status(self, text: str) -> None:
+        self._status = text
+
+
+class Lines(Growing):
     """A line per logged step, but at most one a second besides the first and the last."""
 
     def __init__(self, plan: Plan, steps: int) -> None:
-        self.structure, self.growing = describe_structure(plan), describe_loops(plan)
+        super().__init__(plan)
         self.steps = steps
         self.printed: float | None = None
 
@@ -132,14 +149,8 @@ class Lines:
     def note(self, text: str) -> None:
         print(text, flush=True)
 
-    def restructured(self, plan: Plan) -> None:
-        self.growing = describe_loops(plan)
 
-    def status(self, text: str) -> None:
-        self.growing = text
-
-
-class Live:
+class Live(Growing):
     """A bar with its numbers that stays at the bottom; notes scroll above it."""
 
     BAR = 12
@@ -148,7 +159,7 @@ class Live:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
         from rich.table import Column
 
-        self.structure, self.growing = describe_structure(plan), describe_loops(plan)
+        super().__init__(plan)
         self.beside = self.BAR + 1 + len(f"{steps}/{steps}") + 1  # columns of bar and counter, which never shrink
         self.progress = Progress(
             BarColumn(self.BAR, table_column=Column(no_wrap=True, min_width=self.BAR)),
@@ -177,12 +188,6 @@ class Live:
 
     def note(self, text: str) -> None:
         self.progress.console.print(text, highlight=False, markup=False)
-
-    def restructured(self, plan: Plan) -> None:
-        self.growing = describe_loops(plan)
-
-    def status(self, text: str) -> None:
-        self.growing = text
 
 
 class Silent:

@@ -7,7 +7,7 @@ import itertools
 import logging
 import math
 import signal
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -125,7 +125,8 @@ def resume(out: str | Path, config: Config | None = None, *, from_start: bool = 
         peers.wait()
         checkpoint = load_agreed(folder, peers, say)
         check_bound(folder, config, checkpoint, say)
-        best = _best(folder, config, 0 if checkpoint is None else checkpoint.step)
+        evaluations = _evaluations(folder, 0 if checkpoint is None else checkpoint.step)
+        best = best_of(evaluations, config.eval.best_by)
         peers.wait()  # nothing is changed before all have read it
         full = checkpoint is not None and checkpoint.step >= config.train.steps
         early = not full and best.exhausted(config.eval.patience)
@@ -141,7 +142,7 @@ def resume(out: str | Path, config: Config | None = None, *, from_start: bool = 
                 Origin.of(folder.path, config, folder.plan, data.index.digest).save(folder.path)
         peers.wait()
         if checkpoint is not None and ended:
-            return Outcome(folder.path, checkpoint.step, _last_measured(folder).get("held_out_loss"), None)
+            return Outcome(folder.path, checkpoint.step, _last_measured(evaluations).get("held_out_loss"), None)
         return _trained(folder, config, data, checkpoint, peers)
 
 
@@ -215,11 +216,12 @@ class Trainer:
             restore_rng(checkpoint.rng)
             for name in ("skipped", "skipped_in_a_row"):
                 check_integer(name, state[name], 0)
+            evaluations = _evaluations(self.folder, checkpoint.step)
             self.progress = Progress(
-                checkpoint.step, state["skipped"], state["skipped_in_a_row"], _last_measured(self.folder),
+                checkpoint.step, state["skipped"], state["skipped_in_a_row"], _last_measured(evaluations),
                 state.get("flops", checkpoint.step * step_flops), checkpoint.step,
                 {part: float(seconds) for part, seconds in state.get("seconds", {}).items()},
-                _best(self.folder, self.config, checkpoint.step),
+                best_of(evaluations, self.config.eval.best_by),
             )  # fmt: skip
             if self.grower is not None and checkpoint.step > 0:  # at 0 there are weights alone
                 check_alike("growth", state["growth"], _known_state(self.grower))
@@ -569,14 +571,12 @@ def _known_state(grower: Grower) -> dict[str, Any]:
     return state
 
 
-def _last_measured(folder: RunFolder) -> dict[str, float | None]:
-    """The last line of metrics that is about held-out data, without its step; empty if there is none."""
+def _evaluations(folder: RunFolder, step: int) -> list[Mapping[str, Any]]:
+    """The lines of metrics that are about held-out data, until a step."""
     entries = sound_metrics(folder.read(folder.metrics), folder.config.train.steps)
-    found = [entry for entry in entries if "held_out_loss" in entry]
-    return {name: value for name, value in found[-1].items() if name != "step"} if found else {}
+    return [entry for entry in entries if "held_out_loss" in entry and entry["step"] <= step]
 
 
-def _best(folder: RunFolder, config: Config, step: int) -> Best:
-    """The best evaluation of a run until a step, as its log tells of them."""
-    entries = sound_metrics(folder.read(folder.metrics), folder.config.train.steps)
-    return best_of(entries, config.eval.best_by, until=step)
+def _last_measured(evaluations: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
+    """The last evaluation without its step; empty if there is none."""
+    return {name: value for name, value in evaluations[-1].items() if name != "step"} if evaluations else {}

@@ -93,6 +93,20 @@ class TestInABrowser:
         finally:
             browser.resize(1280, 900)
 
+    def test_long_names_keep_both_arms(self, browser: Page, tmp_path: Path) -> None:
+        """What does not fit is cut from each name, not from the end of both."""
+        arm, other, file = "arm-with-a-long-name-" * 3, "baseline-with-a-long-name-" * 3, tmp_path / "page.html"
+        for names in ((arm, "uniform"), ("prism", other), (arm, other)):
+            arms = dict(zip(reversed(names), tables()["arms"].values(), strict=True))
+            found = comparison(tmp_path, arms=arms, primary=list(names))
+            file.write_text(page(found, {names[0]: [2.9, 3.1], names[1]: [3.0, 3.15]}), encoding="utf-8")
+            browser.open(file)
+            first, second = browser.run("document.querySelector('.differences .label').lastChild.data").split(" minus ")
+            assert len(first) + len(second) == 46 - len(" minus ")
+            assert browser.run("document.querySelector('.differences .label').getBBox().x") >= 0
+            for name, whole in zip((first, second), names, strict=True):
+                assert name == whole or (name.endswith("…") and whole.startswith(name[:-1]) and len(name) > 15)
+
     def test_intervals_lie_where_they_are(self, browser: Page, tmp_path: Path) -> None:
         """Means in the middle of their intervals, and places in proportion to the numbers that the axis names."""
         file = tmp_path / "page.html"

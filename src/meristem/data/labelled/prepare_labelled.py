@@ -6,6 +6,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,8 +15,8 @@ from meristem.data.labelled.labelled_data import Findings, LabelledIndex, Labell
 from meristem.data.labelled.pieces import UNKNOWN, Cut, learnt_vocabulary
 from meristem.data.labelled.recipe import Recipe
 from meristem.data.labelled.rows import Columns, Row, is_fasta, read_rows, row_files
-from meristem.data.text.corpus import BadPlace
-from meristem.data.text.prepare import HASHES, check_mostly_good, check_on_error, refusal
+from meristem.data.labelled.sound import SoundRows
+from meristem.data.text.prepare import HASHES, check_on_error
 from meristem.errors import InputError, Remedy, RunError, shortened, shown
 from meristem.files import new_folder, recover, staged
 from meristem.limits import MOST_CONTEXT, MOST_TOKEN_IDS, check_integer
@@ -74,15 +75,19 @@ def prepare_labelled(
     if already_made(out, wanted, overwrite):
         return LabelledIndex.load(out)
 
-    reader = _RowReader(columns, cut, LONGEST if length is None else length, on_error, report)
-    rows, checked = reader.read(named), reader.read(apart)
+    read = [
+        SoundRows(chain.from_iterable(read_rows(file, columns) for file in part), on_error, report)
+        for part in (named, apart)
+    ]
+    rows, checked = (_items(part, cut, LONGEST if length is None else length) for part in read)
+    bad = sum(part.bad for part in read)
     others: Counter[str] = Counter()
     if columns.split is not None:
         train, held, others = _by_column(rows, columns.split)
     else:
         train, held = (rows, checked) if apart else _by_hash(rows, held_out)
     if not train:
-        raise RunError(f"no training rows in {', '.join(map(str, named))} ({counted(reader.bad, 'bad place')} skipped)")
+        raise RunError(f"no training rows in {', '.join(map(str, named))} ({counted(bad, 'bad place')} skipped)")
     chosen = _choose(train, held, drop_duplicates, min_rows, _label_place(columns, files))
 
     size = length or min(LONGEST, max(item.pieces for item in chosen.train))
@@ -94,7 +99,7 @@ def prepare_labelled(
     encoded, unseen = _encoded(chosen.train, recipe), _encoded(chosen.held_out, recipe)
     findings = Findings(
         rows=len(rows) + len(checked),
-        bad=reader.bad,
+        bad=bad,
         duplicates=chosen.duplicates,
         duplicates_dropped=drop_duplicates,
         conflicts=_conflicts(chosen.train),
@@ -139,28 +144,13 @@ class _Item(NamedTuple):
     pieces: int
 
 
-class _RowReader:
-    """Reads rows and counts the bad places."""
-
-    def __init__(self, columns: Columns, cut: Cut, length: int, on_error: str, report: Callable[[str], None]) -> None:
-        self._columns, self._cut, self._length = columns, cut, length
-        self._on_error, self._report = on_error, report
-        self.bad = 0
-
-    def read(self, files: Sequence[Path]) -> list[_Item]:
-        items: list[_Item] = []
-        for row in (row for file in files for row in read_rows(file, self._columns)):
-            if isinstance(row, BadPlace):
-                if self._on_error == "refuse":
-                    raise refusal(row)
-                self._report(f"skipped {row}")
-                self.bad += 1
-                check_mostly_good(row, self.bad, len(items))
-            else:
-                pieces = self._cut.pieces(row.text)
-                content = "\x1f".join(pieces[: self._length])
-                items.append(_Item(row, hashlib.sha256(content.encode()).digest(), len(pieces)))
-        return items
+def _items(rows: Iterable[Row], cut: Cut, length: int) -> list[_Item]:
+    items = []
+    for row in rows:
+        pieces = cut.pieces(row.text)
+        content = "\x1f".join(pieces[:length])
+        items.append(_Item(row, hashlib.sha256(content.encode()).digest(), len(pieces)))
+    return items
 
 
 def _by_column(rows: Sequence[_Item], column: str) -> tuple[list[_Item], list[_Item], Counter[str]]:

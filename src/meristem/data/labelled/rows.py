@@ -6,7 +6,7 @@ import codecs
 import csv
 import json
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, get_args
@@ -150,24 +150,12 @@ def _records(path: Path, columns: Columns, *, labelled: bool) -> Iterator[_Recor
     if is_fasta(path):
         return _fasta(path, columns, labelled=labelled)
     if suffix in DELIMITERS:
-        return _with_columns(path, _separated(path, columns.quote), columns, labelled=labelled)
+        return _separated(path, columns.quote, lambda names: _check_columns(path, names, columns, labelled=labelled))
     return _json_lines(path)
 
 
-def _with_columns(
-    path: Path, records: Iterator[_Record | BadPlace], columns: Columns, *, labelled: bool
-) -> Iterator[_Record | BadPlace]:
-    """The records of a file with a header, which must have the columns: no row could be read without them."""
-    checked = False
-    for record in records:
-        if not checked and isinstance(record, _Record):
-            _check_columns(path, list(record.values), columns, labelled=labelled)
-            checked = True
-        yield record
-
-
 def _check_columns(path: Path, names: Sequence[str], columns: Columns, *, labelled: bool) -> None:
-    """Refuse, by name, a header without a column that was asked for."""
+    """Refuse, by name, a header without a column that was asked for: no row could be read without it."""
     for part in ("text", "label", "split") if labelled else ("text",):
         name = getattr(columns, part)
         if name is not None and name not in names:
@@ -266,8 +254,11 @@ def _json_lines(path: Path) -> Iterator[_Record | BadPlace]:
                 yield BadPlace(path, number, f"not a JSON object but {type(values).__name__}")
 
 
-def _separated(path: Path, quote: str) -> Iterator[_Record | BadPlace]:
-    """CSV or TSV with a header line. A record begins in the line that is given, and may end in a later one."""
+def _separated(path: Path, quote: str, check: Callable[[list[str]], None]) -> Iterator[_Record | BadPlace]:
+    """CSV or TSV with a header line, which `check` may refuse.
+
+    A record begins in the line that is given, and may end in a later one.
+    """
     delimiter = DELIMITERS[plain_suffix(path)]
     plain = quote == "none" or (quote == "auto" and delimiter == "\t")
     broken: list[BadPlace] = []
@@ -309,6 +300,7 @@ def _separated(path: Path, quote: str) -> Iterator[_Record | BadPlace]:
                 raise RunError(f"{path}: not UTF-8 text, by its header: save it as UTF-8")
             if len(set(header)) < len(header):
                 raise InputError("paths", str(path), f"has columns of the same name: {shown(header)}")
+            check(header)
         elif len(cells) != len(header):
             yield BadPlace(path, line, f"{counted(len(cells), 'field')}, but the header has {len(header)}")
         else:
@@ -382,14 +374,15 @@ def _table(path: Path, columns: Columns) -> dict[str, str]:
     """Labels by id. A bad place is an error: it might be any record's."""
     if not path.is_file() or plain_suffix(path) not in DELIMITERS:
         raise InputError("columns.table", str(path), "must be a CSV or TSV file")
+
+    def check(names: list[str]) -> None:
+        for column in (columns.table_id, columns.label):
+            if column not in names:
+                raise InputError("columns.table", str(path), f"has no column {shown(column)}: {shown(names)}")
+
     labels: dict[str, str] = {}
-    for record in _separated(path, columns.quote):
+    for record in _separated(path, columns.quote, check):
         if isinstance(record, BadPlace):
             raise InputError("columns.table", str(path), str(record))
-        for column in (columns.table_id, columns.label):
-            if column not in record.values:
-                raise InputError(
-                    "columns.table", str(path), f"has no column {shown(column)}: {shown(list(record.values))}"
-                )
         labels[record.values[columns.table_id].strip()] = record.values[columns.label]
     return labels

@@ -23,6 +23,7 @@ from transformers.modeling_outputs import (
 )
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS, dynamic_rope_update
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
@@ -352,7 +353,7 @@ class MeristemForSequenceClassification(MeristemPreTrainedModel):
         hidden = outputs.last_hidden_state
         real = torch.ones_like(hidden[..., 0], dtype=torch.long) if attention_mask is None else attention_mask.long()
         logits = self.score((hidden * self._shares(real).to(hidden.dtype)[..., None]).sum(1))
-        loss = None if labels is None else self._loss(logits, labels)
+        loss = None if labels is None else self._loss(logits, labels, kwargs.get("num_items_in_batch"))
         return SequenceClassifierOutputWithPast(
             loss=loss,
             logits=logits,
@@ -370,15 +371,23 @@ class MeristemForSequenceClassification(MeristemPreTrainedModel):
         chosen = real.argmax(1) if pooling == "first" else (real * (places + 1)).argmax(1)
         return places == chosen[:, None]
 
-    def _loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Cross entropy, or what the configuration's `problem_type` asks for instead."""
-        kind = self.config.problem_type
-        if kind == "regression":
-            return functional.mse_loss(logits.squeeze(-1), labels.squeeze(-1).to(logits.dtype))
-        if kind == "multi_label_classification":
-            return functional.binary_cross_entropy_with_logits(logits, labels.to(logits.dtype))
-        return functional.cross_entropy(logits, labels.view(-1))
+    def _loss(self, logits: Tensor, labels: Tensor, num_items_in_batch: Tensor | int | None) -> Tensor:
+        """What the configuration's `problem_type` asks for, or else what the labels look like, as a mean over labels.
 
+        A Trainer that accumulates gradients says how many labels all micro-batches have; each gives its share then.
+        """
+        kind = self.config.problem_type
+        if kind == "regression" or (kind is None and self.num_labels == 1):
+            loss = functional.mse_loss(logits.squeeze(-1), labels.squeeze(-1).to(logits.dtype))
+        elif kind == "multi_label_classification" or (kind is None and labels.is_floating_point()):
+            loss = functional.binary_cross_entropy_with_logits(logits, labels.to(logits.dtype))
+        else:
+            loss = functional.cross_entropy(logits, labels.view(-1))
+        return loss if num_items_in_batch is None else loss * ((labels != -100).sum() / num_items_in_batch)
+
+
+# A Trainer that smooths labels moves them by one only for models it finds here, and lets others copy their inputs.
+MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[MeristemConfig.model_type] = MeristemForCausalLM.__name__
 
 __all__ = [
     "MeristemForCausalLM",

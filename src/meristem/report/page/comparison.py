@@ -48,6 +48,7 @@ def comparison_data(comparison: Comparison, analysis: Analysis, runs: Runs) -> d
 
 def _contrast(line: ContrastLine) -> dict[str, Any]:
     difference = line.difference
+    pairs = f" (95 % interval), {counted(difference.pairs, 'pair')}" if difference.has_spread else ""
     return {
         "arm": line.contrast.arm,
         "baseline": line.contrast.baseline,
@@ -56,7 +57,7 @@ def _contrast(line: ContrastLine) -> dict[str, Any]:
         "kind": line.verdict.word if line.verdict.word in ("better", "worse") else "open",
         "word": word(line.verdict),
         "text": interval(difference),
-        "pairs": counted(difference.pairs, "pair"),
+        "said": f"{interval(difference)}{pairs}",
         "mean": difference.mean,
         "low": difference.low,
         "high": difference.high,

@@ -4,9 +4,19 @@
 const page = JSON.parse(document.getElementById("data").textContent);
 const NARROW = 680; // below it labels stand above what they name
 const LETTER = 6.9; // the mean width of one, in pixels
+const BOLD = 1.2; // how much wider a bold one is
 const LONGEST = 46; // letters of a label; the whole one is shown where the pointer rests
+const MINUS = " minus ";
 
-const shortened = (text) => (text.length > LONGEST ? `${text.slice(0, LONGEST - 1)}…` : text);
+const cut = (text, most) => (text.length > most ? `${text.slice(0, most - 1)}…` : text);
+
+// The name of a contrast; of two long ones each has half of the place, so that the second is not lost.
+function shortened({ arm, baseline }) {
+  const place = LONGEST - MINUS.length,
+    second = cut(baseline, Math.max(Math.floor(place / 2), place - arm.length));
+  return cut(arm, place - second.length) + MINUS + second;
+}
+
 const kindColour = (line) => `var(--${line.kind})`;
 
 // A row for each contrast: the mean, its interval, and a small dot for every seed; the margin of equality is shaded.
@@ -23,8 +33,9 @@ function differencesChart(lines, margin) {
   function draw() {
     const width = Math.max(260, figure.clientWidth || 640),
       narrow = width < NARROW;
-    const letters = (pick) => LETTER * Math.max(...lines.map((line) => pick(line).length));
-    const left = narrow ? 8 : 30 + letters((line) => shortened(line.name)),
+    const letters = (pick, bold = 1) =>
+      LETTER * Math.max(...lines.map((line) => pick(line).length * (line.primary ? bold : 1)));
+    const left = narrow ? 8 : 30 + letters(shortened, BOLD),
       right = width - (narrow ? 8 : 24 + letters((line) => line.word));
     const row = narrow ? 66 : 36,
       top = 6,
@@ -64,8 +75,8 @@ function differencesChart(lines, margin) {
     const label = { class: `label${line.primary ? " primary" : ""}` },
       said = { class: "word", style: `fill:${colour}` };
     const name = narrow
-      ? drawn("text", { ...label, x: left, y: above + 14 }, shortened(line.name))
-      : drawn("text", { ...label, x: left - 16, y: y + 4, "text-anchor": "end" }, shortened(line.name));
+      ? drawn("text", { ...label, x: left, y: above + 14 }, shortened(line))
+      : drawn("text", { ...label, x: left - 16, y: y + 4, "text-anchor": "end" }, shortened(line));
     const word = narrow
       ? drawn("text", { ...said, x: left, y: above + 30 }, line.word)
       : drawn("text", { ...said, x: right + 16, y: y + 4 }, line.word);
@@ -141,7 +152,7 @@ function leads(lines) {
         element("b", {}, line.baseline),
         ": ",
         element("b", {}, line.word),
-        `. Paired difference ${line.text} (95 % interval), ${line.pairs}.`,
+        `. Paired difference ${line.said}.`,
       ),
     ),
   );
