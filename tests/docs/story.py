@@ -209,8 +209,8 @@ def small_settings(config: Config) -> dict[str, Any]:
     steps, imported = _sooner(config.train.steps), config.model.start_from is not None
     every = config.checkpoint.every
     small = {
-        "train.steps": steps, "train.batch_size": 1 if imported else 4, "train.device": "cpu", "eval.every": steps, "eval.windows": 4,
-        "eval.batch": 4, "log.every": 1, "checkpoint.every": _sooner(every) if every else 0,
+        "train.steps": steps, "train.batch_size": 1 if imported else 4, "train.device": "cpu", "eval.every": steps,
+        "eval.windows": 4, "eval.batch": 4, "log.every": 1, "checkpoint.every": _sooner(every) if every else 0,
     }  # fmt: skip
     if config.train.micro_batch is not None:
         small["train.micro_batch"] = 1
