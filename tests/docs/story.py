@@ -44,7 +44,7 @@ CHEAPER = {
     "audit": "--sequences 8 --steps 2 --feeds 2 --layers 1",
     "generate": "--tokens 4",
     "bench step": f"{TINY_BENCH} --width 128 --batch 1 --steps 2 --warmup 1",
-    "bench growth": f"{TINY_BENCH} --batch 1 --steps 2 --rounds 2 --grown 1 --looped 1 --passes 1",
+    "bench growth": f"{TINY_BENCH} --batch 1 --steps 2 --rounds 2 --grown 1 --looped 1 --passes 1 --feed-every 2",
     "bench decode": f"{TINY_BENCH} --batch 1 --prompt 4 --tokens 4 --rounds 1",
     "bench start": "--rounds 1",
     "bench save": f"{TINY_BENCH} --batch 1 --rounds 1",
@@ -93,7 +93,7 @@ class Story:
             for number, line in lines_of(block):
                 if not left_out(line):
                     self._line(f"{block.page}:{number}", line)
-        elif not left_out(block.text):
+        else:
             raise Untold(f"{block.place}: nothing runs a block of {block.language}")
 
     # --- commands
@@ -209,7 +209,7 @@ def small_settings(config: Config) -> dict[str, Any]:
     steps, imported = _sooner(config.train.steps), config.model.start_from is not None
     every = config.checkpoint.every
     small = {
-        "train.steps": steps, "train.batch_size": 1 if imported else 4, "train.device": "cpu", "eval.every": steps,
+        "train.steps": steps, "train.batch_size": 1 if imported else 2, "train.device": "cpu", "eval.every": steps,
         "eval.windows": 4, "eval.batch": 4, "log.every": 1, "checkpoint.every": _sooner(every) if every else 0,
     }  # fmt: skip
     if config.train.micro_batch is not None:
@@ -220,7 +220,7 @@ def small_settings(config: Config) -> dict[str, Any]:
     for policy in filter(config.growth.has, SOONER):
         small |= {f"growth.{policy}.{name}": value for name, value in SOONER[policy].items()}
     if not imported:
-        small |= {"model.layers": 2, "model.width": 32, "model.context": 32, "model.feed_forward": 48}
+        small |= {"model.layers": 2, "model.width": 32, "model.context": 16, "model.feed_forward": 32}
         if config.model.head_dim is None:
             small |= {"model.heads": 4, "model.dims": 16}
     return small

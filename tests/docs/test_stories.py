@@ -19,12 +19,15 @@ from .story import ROOT, Story, Untold
 PAGES = [ROOT / "README.md", *sorted(path for path in (ROOT / "docs").glob("*.md") if path.name != "lab-log.md")]
 NAMES = [path.relative_to(ROOT).as_posix() for path in PAGES]
 
-# How lines begin that are not run, and why. Each must be in the documents.
+# How commands begin that are not run, and why. Each must be in the documents.
 NOT_RUN = {
     "make ": "sets up an environment of its own; its targets are looked up below",
     "pip install": "needs a network; its extras are looked up below",
     "meristem bench recipe": "trains 124M parameters beside checkouts of others, on CUDA; see tests/bench",
     "meristem bench step --sizes": "measures models of up to 757M parameters beside a checkout; see tests/bench",
+}
+# How blocks begin that are nothing to be run, and what they are. Each must be in the documents.
+NO_COMMANDS = {
     "src/meristem/\n": "a map of folders, which are looked up below",
     "RUN, step 800": "what the audit printed, of a run that is not here",
     "demand = the steepest fall": "words",
@@ -55,26 +58,25 @@ def story(props: Props, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: C
 @pytest.mark.parametrize("name", [name for name in NAMES if blocks_on(name)])
 def test_what_a_page_shows_can_be_done(name: str, story: Story) -> None:
     for block in blocks_on(name):
-        if not left_out(block.text):
+        if not block.text.startswith(tuple(NO_COMMANDS)):
             story.run(block, left_out)
 
 
 # --- what is left out is left out on purpose -------------------------------------------------------------------------
 
 
+def shown_blocks() -> list[Block]:
+    return [block for name in NAMES for block in blocks_on(name)]
+
+
 def shown_lines() -> list[str]:
-    """All that could be left out: blocks, and lines of those for a shell."""
-    blocks = [block for name in NAMES for block in blocks_on(name)]
-    return [block.text for block in blocks] + [line for block in blocks for _, line in shell_lines(block)]
-
-
-def shell_lines(block: Block) -> list[tuple[int, str]]:
-    return lines_of(block) if block.language in SHELL else []
+    """All commands of the documents."""
+    return [line for block in shown_blocks() if block.language in SHELL for _, line in lines_of(block)]
 
 
 def test_nothing_is_left_out_that_is_not_there() -> None:
-    shown = shown_lines()
-    assert [begin for begin in NOT_RUN if not any(line.startswith(begin) for line in shown)] == []
+    assert [begin for begin in NOT_RUN if not any(line.startswith(begin) for line in shown_lines())] == []
+    assert [begin for begin in NO_COMMANDS if not any(b.text.startswith(begin) for b in shown_blocks())] == []
 
 
 def test_targets_of_make_are_there() -> None:
@@ -93,7 +95,7 @@ def test_extras_that_are_installed_are_there() -> None:
 
 def test_the_map_of_folders_is_true() -> None:
     """The first word of a line is a path; one that stands to the right is in the one above it."""
-    for tree in (text for text in shown_lines() if text.startswith("src/meristem/\n")):
+    for tree in (block.text for block in shown_blocks() if block.text.startswith("src/meristem/\n")):
         above = Path()
         for line in tree.splitlines():
             name = re.match(r" *([\w/.]+(?:, [\w/.]+)*)", line)
