@@ -220,7 +220,7 @@ def small_settings(config: Config) -> dict[str, Any]:
     for policy in filter(config.growth.has, SOONER):
         small |= {f"growth.{policy}.{name}": value for name, value in SOONER[policy].items()}
     if not imported:
-        small |= {"model.layers": 2, "model.width": 32, "model.context": 16, "model.feed_forward": 32}
+        small |= {"model.layers": 2, "model.width": 32, "model.context": 32, "model.feed_forward": 32}
         if config.model.head_dim is None:
             small |= {"model.heads": 4, "model.dims": 16}
     return small
