@@ -38,6 +38,14 @@ WIKITEXT = (
 )
 
 
+def blimp_parts() -> list[str]:
+    """The names of BLiMP's parts, as the harness has them."""
+    import lm_eval.tasks
+
+    files = (Path(lm_eval.tasks.__file__).parent / "blimp").glob("*.yaml")
+    return sorted(path.stem for path in files if path.stem != "_blimp")
+
+
 def write_copies(folder: Path, uids: list[str]) -> Path:
     """The folder, with a file for each of the tasks; BLiMP has pairs for these of its parts."""
     pairs = [

@@ -17,7 +17,7 @@ from meristem.export import export_run
 from meristem.runs.run_folder import RunFolder, load_run
 from training.helpers import prepared, trained
 
-from .helpers import ARC, HELLASWAG, write_copies
+from .helpers import ARC, HELLASWAG, blimp_parts, write_copies
 
 pytest.importorskip("lm_eval", reason="needs the extra eval (make test-eval)")
 
@@ -38,7 +38,7 @@ DATA_KEYS = {
     "tag", "dataset_path", "dataset_name", "dataset_kwargs", "custom_dataset", "training_split", "validation_split",
     "test_split",
 }  # fmt: skip
-UIDS = [path.stem for path in sorted((THEIRS / "blimp").glob("*.yaml")) if path.stem != "_blimp"]
+UIDS = blimp_parts()
 
 
 @pytest.fixture(scope="module")
