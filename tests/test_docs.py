@@ -1,7 +1,5 @@
 """What the documentation shows is true."""
 
-import doctest
-import importlib
 import re
 import tomllib
 from collections.abc import Iterator
@@ -47,16 +45,6 @@ def test_loops_of_ones_own_run(page: str) -> None:
     }  # fmt: skip
     exec(compile(loops_of_ones_own()[page], page, "exec"), names)
     assert isinstance(names["grower"], meristem.Grower)
-
-
-@pytest.mark.parametrize(
-    "name", ["plan.plan", "model.decoder", "model.encoder", "decoding.generate", "evaluation.calibration"]
-)
-def test_the_examples_of_docstrings_are_true(name: str) -> None:
-    known = {"Plan": Plan, "torch": torch}
-    outcome = doctest.testmod(importlib.import_module(f"meristem.{name}"), extraglobs=known)
-    assert outcome.attempted > 0
-    assert outcome.failed == 0
 
 
 def test_every_configuration_key_is_documented() -> None:

@@ -49,7 +49,11 @@ BRANCHED = (
 
 @dataclass(frozen=True)
 class Config:
-    """Everything a run depends on."""
+    """Everything a run depends on.
+
+    >>> Config().model.layers, Config().optimizer.kind
+    (12, 'adamw')
+    """
 
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
@@ -143,7 +147,11 @@ class Config:
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = (), note: Callable[[str], None] | None = None) -> Config:
-    """Read a TOML file and apply `--section.key value` overrides; `note` is told of keys as they were before."""
+    """Read a TOML file and apply `--section.key value` overrides; `note` is told of keys as they were before.
+
+    >>> load_config("tiny.toml", ["--train.steps", "100"]).train.steps
+    100
+    """
     data = read_configuration(Path(path))
     values: dict[str, Any] = {}
     sections = [*(entry.name for entry in fields(Config)), "incrt"]
