@@ -494,7 +494,7 @@ def test_training_mistakes_are_one_line(place: Path, call: Call, tmp_path: Path)
     refused(call(*train, "--train.attention=fast"), "attention = 'fast'", "auto")
     refused(call(*train, "--model.context=100000"), "tokens = ", "a context of 100000 needs")
     refused(call(*train, "--model.schedule=prysm"), "schedule = 'prysm'", "must be one of")
-    refused(call("train", tmp_path / "none.toml", "--out", out), "none.toml: cannot be read")
+    refused(call("train", tmp_path / "none.toml", "--out", out), "none.toml: cannot be read", "(meristem configs)")
     assert not out.exists()  # nothing is left that would be in the way of the next attempt
     refused(call("train", config, "--out", place / "run"), "out = ", "already holds something", "meristem resume")
     refused(call("resume", tmp_path), "not a run")
@@ -574,8 +574,8 @@ def test_the_help_of_train_lists_every_setting_with_choices_and_default(call: Ca
 
 
 COMMANDS = (
-    "plan", "train", "resume", "eval", "report", "audit", "generate", "data prepare", "data prepare-labelled",
-    "data verify", "demo incrt", "bench step", "bench growth", "bench save", "bench start",
+    "plan", "configs", "train", "resume", "eval", "report", "audit", "generate", "data prepare",
+    "data prepare-labelled", "data verify", "demo incrt", "bench step", "bench growth", "bench save", "bench start",
 )  # fmt: skip
 
 

@@ -20,7 +20,13 @@ class Remedy(NamedTuple):
 
 
 class InputError(ValueError):
-    """A bad value: which field, which value, what would be right, and perhaps what would mend it."""
+    """A bad value: which field, which value, what would be right, and perhaps what would mend it.
+
+    >>> Plan.uniform(layers=2, width=30, heads=4)
+    Traceback (most recent call last):
+        ...
+    meristem.errors.InputError: heads = 4: must divide width 30 into even head dims: one of [1, 3, 5, 15]
+    """
 
     def __init__(self, field: str, value: object, expected: str, remedy: Remedy | None = None) -> None:
         super().__init__(f"{shortened(field)} = {shown(value)}: {expected}")
@@ -35,7 +41,13 @@ class InputError(ValueError):
 
 
 class RunError(RuntimeError):
-    """Something on disk or in a run is not as it should be; the message says what and where."""
+    """Something on disk or in a run is not as it should be; the message says what and where.
+
+    >>> load_run("runs/none")
+    Traceback (most recent call last):
+        ...
+    meristem.errors.RunError: runs/none: not a run (it has no config.toml)
+    """
 
     def __init__(self, message: str, remedy: Remedy | None = None) -> None:
         super().__init__(message)

@@ -16,6 +16,10 @@ class Moves:
     `layers` has the old number of every new layer, None for one that was born. `heads` has, by the new number of a
     layer whose heads changed, the old number of every head, None for one that was born. `copies` names the old layer
     that a new one is a copy of; its `layers` entry is None.
+
+    >>> moves = RemoveHead(0, 1).moves(plan)
+    >>> moves.head(0, 3), moves.head(0, 1)
+    (2, None)
     """
 
     layers: tuple[int | None, ...]

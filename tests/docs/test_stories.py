@@ -23,12 +23,12 @@ NAMES = [path.relative_to(ROOT).as_posix() for path in PAGES]
 NOT_RUN = {
     "make ": "sets up an environment of its own; its targets are looked up below",
     "pip install": "needs a network; its extras are looked up below",
+    "pip wheel": "needs a network",
     "meristem bench recipe": "trains 124M parameters beside checkouts of others, on CUDA; see tests/bench",
     "meristem bench step --sizes": "measures models of up to 757M parameters beside a checkout; see tests/bench",
 }
 # How blocks begin that are nothing to be run, and what they are. Each must be in the documents.
 NO_COMMANDS = {
-    "src/meristem/\n": "a map of folders, which are looked up below",
     "RUN, step 800": "what the audit printed, of a run that is not here",
     "demand = the steepest fall": "words",
     "average +=": "a formula, which tests/training/test_averaging.py has too",
@@ -91,18 +91,6 @@ def test_extras_that_are_installed_are_there() -> None:
     asked = {name for names in re.findall(r"pip install [^`\n]*\[([\w,]+)\]", pages) for name in names.split(",")}
     assert asked
     assert asked <= extras
-
-
-def test_the_map_of_folders_is_true() -> None:
-    """The first word of a line is a path; one that stands to the right is in the one above it."""
-    for tree in (block.text for block in shown_blocks() if block.text.startswith("src/meristem/\n")):
-        above = Path()
-        for line in tree.splitlines():
-            name = re.match(r" *([\w/.]+(?:, [\w/.]+)*)", line)
-            assert name is not None
-            above = above if line.startswith(" ") else ROOT / name[1]
-            for part in name[1].split(", "):
-                assert (above / part if line.startswith(" ") else above).exists(), line
 
 
 # --- and nothing else is ---------------------------------------------------------------------------------------------

@@ -24,7 +24,9 @@ from meristem.cli.messages import show_log
 )
 def compare_command(
     context: typer.Context,
-    comparison: Annotated[Path, typer.Argument(help="A TOML file: arms, seeds, a budget; see configs/compare/.")],
+    comparison: Annotated[
+        Path, typer.Argument(help="A TOML file of arms, seeds and a budget; see `meristem configs`.")
+    ],
     out: Annotated[Path | None, typer.Option(help="Folder for runs and results; runs/compare/NAME.")] = None,
     preset: Annotated[str | None, typer.Option(help="One of the file's presets, such as tiny.")] = None,
     jobs: Annotated[int, typer.Option(min=1, help="Runs side by side, among which cores and GPUs are divided.")] = 1,

@@ -43,7 +43,7 @@ class _WithSettings(TyperCommand):
 )
 def train_command(
     context: typer.Context,
-    config: Annotated[Path, typer.Argument(help="A TOML file; see configs/.")],
+    config: Annotated[Path, typer.Argument(help="A TOML file; `meristem configs` writes the ready ones.")],
     out: Annotated[Path, typer.Option(help="Folder for the run.")],
     go_on: Annotated[bool, typer.Option("--continue", help="If the run is there already, resume it.")] = False,
 ) -> None:

@@ -12,10 +12,9 @@ from typing import Any, Literal
 
 from meristem.choices import BestBy
 from meristem.comparison.search import Range, Search, read_search
-from meristem.config import build_config, flatten, load_config, parse_overrides
+from meristem.config import build_config, flatten, load_config, parse_overrides, read_configuration
 from meristem.config.growth import nearest
 from meristem.errors import InputError
-from meristem.files import read_toml
 from meristem.settings import flat, of_type
 
 Kind = Literal["tokens", "flops", "seconds", "parameters"]
@@ -120,7 +119,7 @@ class Comparison:
 def load_comparison(path: str | Path, preset: str | None = None, overrides: Sequence[str] = ()) -> Comparison:
     """Read the file of a comparison, with one of its presets; overrides are of the base configuration."""
     path = Path(path)
-    return read_comparison(read_toml(path), path, preset, overrides)
+    return read_comparison(read_configuration(path), path, preset, overrides)
 
 
 def read_comparison(

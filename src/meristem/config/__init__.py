@@ -14,6 +14,7 @@ from meristem.config.reading import (
     load_config,
     override,
     parse_overrides,
+    read_configuration,
 )
 from meristem.config.sections import (
     CheckpointConfig,
@@ -46,4 +47,5 @@ __all__ = [
     "load_config",
     "override",
     "parse_overrides",
+    "read_configuration",
 ]

@@ -23,7 +23,7 @@ from meristem.config.sections import (
     OptimizerConfig,
     TrainConfig,
 )
-from meristem.errors import InputError
+from meristem.errors import InputError, Remedy, RunError
 from meristem.files import read_toml
 from meristem.growth import Policy
 from meristem.growth.policies import POLICIES
@@ -49,7 +49,11 @@ BRANCHED = (
 
 @dataclass(frozen=True)
 class Config:
-    """Everything a run depends on."""
+    """Everything a run depends on.
+
+    >>> Config().model.layers, Config().optimizer.kind
+    (12, 'adamw')
+    """
 
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
@@ -143,8 +147,12 @@ class Config:
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = (), note: Callable[[str], None] | None = None) -> Config:
-    """Read a TOML file and apply `--section.key value` overrides; `note` is told of keys as they were before."""
-    data = read_toml(Path(path))
+    """Read a TOML file and apply `--section.key value` overrides; `note` is told of keys as they were before.
+
+    >>> load_config("tiny.toml", ["--train.steps", "100"]).train.steps
+    100
+    """
+    data = read_configuration(Path(path))
     values: dict[str, Any] = {}
     sections = [*(entry.name for entry in fields(Config)), "incrt"]
     for section, entries in data.items():
@@ -158,6 +166,16 @@ def load_config(path: str | Path, overrides: Sequence[str] = (), note: Callable[
             else:
                 values[f"{section}.{key}"] = value
     return build_config(_overridden(former_first(values), overrides), note)
+
+
+def read_configuration(path: Path) -> dict[str, Any]:
+    """The tables of a file of configs/, or one like it; where there is none, the error says how to get them."""
+    try:
+        return read_toml(path)
+    except RunError as error:
+        if isinstance(error.__cause__, FileNotFoundError):
+            raise RunError(f"{error}; the ready ones can be written here", Remedy(call="configs")) from error
+        raise
 
 
 def build_config(values: Mapping[str, Any], note: Callable[[str], None] | None = None) -> Config:

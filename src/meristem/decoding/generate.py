@@ -45,6 +45,11 @@ def stream(
     `vocabulary` is the number of ids that mean something: the padding ids above it are never drawn. A bad request is
     refused at once, not when the first token is asked for. The model must stay as it is until the last one: some of its
     weights are read as they are at each step, others are copies from the beginning.
+
+    >>> for ids in stream(model, [[1, 2, 3], [4]], max_tokens=2, sampling=Sampling(temperature=0)):
+    ...     print(len(ids), "tokens, one for each prompt")
+    2 tokens, one for each prompt
+    2 tokens, one for each prompt
     """
     capacity = _check(model, prompts, max_tokens, sampling, vocabulary)
     dtype = product_dtype(model.embedding.weight)

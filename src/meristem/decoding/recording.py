@@ -120,7 +120,11 @@ _recordings: WeakKeyDictionary[Decoder, _Recordings] = WeakKeyDictionary()
 
 
 def release(model: Decoder) -> None:
-    """Give back the memory that `generate` and `stream` keep on a GPU for their next call with this model."""
+    """Give back the memory that `generate` and `stream` keep on a GPU for their next call with this model.
+
+    >>> written = generate(model, [[1, 2, 3]], max_tokens=5)
+    >>> release(model)
+    """
     _recordings.pop(model, None)
 
 

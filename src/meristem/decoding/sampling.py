@@ -13,7 +13,13 @@ from meristem.limits import check_integer
 
 @dataclass(frozen=True)
 class Sampling:
-    """How the next token is drawn: temperature 0 is greedy; top_k and top_p cut the tail."""
+    """How the next token is drawn: temperature 0 is greedy; top_k and top_p cut the tail.
+
+    >>> sampling = Sampling(temperature=0.8, top_p=0.95, seed=7)
+    >>> once = generate(model, [[1, 2, 3]], max_tokens=5, sampling=sampling)
+    >>> once == generate(model, [[1, 2, 3]], max_tokens=5, sampling=sampling)
+    True
+    """
 
     temperature: float = 1.0
     top_k: int | None = None

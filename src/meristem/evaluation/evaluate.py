@@ -62,6 +62,10 @@ def evaluate_run(
 
     With `average`, the average of its weights is measured, which the run must have kept.
     The result is also written beside the run's files, or into the folder `out`; see `result_file`.
+
+    >>> found = evaluate_run("runs/first", windows=4)
+    >>> found.step, found.windows, len(found.attention_distance)
+    (12, 4, 2)
     """
     for field, value in (("windows", windows), ("distance_windows", distance_windows)):
         if value < 1:

@@ -109,6 +109,10 @@ def evaluate_classifier(
     A file is read as the run's own data was, except for what `columns` changes, and in all its rows or in those whose
     split column holds `split`. Rows with labels that the run does not know are counted apart, or an error that names
     these labels. The result is also written beside the run's files, or into the folder `out`; see `result_file`.
+
+    >>> found = evaluate_classifier("runs/classifier")
+    >>> found.step, found.classes
+    (12, ('high', 'low', 'odd'))
     """
     if other_labels not in OTHER_LABELS:
         raise InputError("other_labels", other_labels, f"must be one of {', '.join(OTHER_LABELS)}")

@@ -50,9 +50,10 @@ def export_run(
     """Write the model of a run into a folder of another format, and check that it gives the same logits.
 
     It is that of the newest checkpoint, or the one at `step`; with `average` the average that the run has kept of its
-    weights. An earlier export is replaced with `overwrite` only, and anything else never:
+    weights. An earlier export is replaced with `overwrite` only, and anything else never.
 
-        export_run("runs/first", "exported/first")
+    >>> export_run("runs/first", "exported/first").architecture
+    'MeristemForCausalLM'
     """
     if to not in FORMATS:
         raise InputError("to", to, f"must be one of {', '.join(FORMATS)}")

@@ -279,6 +279,12 @@ class Demand:
 
     The first `calibration` feeds show the model without attention; what they tell is remembered, and the scouts begin
     anew.
+
+    >>> instrument = Demand(calibration=1).instrument(model)
+    >>> for _ in range(3):
+    ...     instrument.feed(probe)
+    >>> [layer.feeds for layer in instrument.read(probe).layers]
+    [2, 2]
     """
 
     calibration: int = 20

@@ -469,7 +469,13 @@ class EnergyGauge:
 
 @dataclass(frozen=True)
 class Energy:
-    """The energy of the heads' own forms, as published; see `EnergyGauge` for the settings."""
+    """The energy of the heads' own forms, as published; see `EnergyGauge` for the settings.
+
+    >>> instrument = Energy().instrument(model)
+    >>> instrument.feed(probe)
+    >>> [layer.births for layer in instrument.read(probe)]
+    [0, 0]
+    """
 
     numerics: str = "author"
     share: float = 0.1

@@ -35,6 +35,10 @@ class EntropyGauge:
     """How entropy is measured: on `rows` query rows of each sequence, or `fused` on all of its last half.
 
     One row, the last, is the published choice; 16 rows are steadier for the small batches used here.
+
+    >>> found = EntropyGauge(rows=4).instrument(model).read(probe)
+    >>> [len(layer) for layer in found.entropy]
+    [4, 4]
     """
 
     rows: int = 16
@@ -152,6 +156,9 @@ def read_heads(model: Growable, tokens: Tensor, gauge: EntropyGauge) -> HeadRead
     """Run the model over tokens (B, T) and measure every head.
 
     A looped head reports its last pass, the others the normal one; so do those that fade from their loop.
+
+    >>> read_heads(model, tokens, EntropyGauge()).entropy.shape
+    torch.Size([8])
     """
     decoder = as_decoder(model)
     if tokens.shape[1] < 2:
@@ -198,6 +205,11 @@ def row_entropies(queries: Tensor, keys: Tensor, rows: Tensor) -> Tensor:
     """Entropy in nats of some query rows, (B, h, rows).
 
     Queries (B, h, T, e) and keys (B, kv heads, T, e) are rotated; computed in float32 or float64.
+
+    >>> queries = keys = torch.zeros(1, 2, 8, 4)  # so every position looks at all before it alike
+    >>> row_entropies(queries, keys, torch.tensor([0, 7])).exp()
+    tensor([[[1.0000, 8.0000],
+             [1.0000, 8.0000]]])
     """
     queries, keys = _widened(queries.index_select(2, rows), keys)
     with torch.autocast(queries.device.type, enabled=False):
@@ -209,7 +221,12 @@ def row_entropies(queries: Tensor, keys: Tensor, rows: Tensor) -> Tensor:
 
 @torch.no_grad()
 def fused_entropies(queries: Tensor, keys: Tensor) -> Tensor:
-    """Entropy in nats of all query rows, (B, h, T), in memory that grows with T only."""
+    """Entropy in nats of all query rows, (B, h, T), in memory that grows with T only.
+
+    >>> queries = keys = torch.zeros(1, 2, 8, 4)  # so every position looks at all before it alike
+    >>> fused_entropies(queries, keys)[0, 0, [0, 7]].exp()
+    tensor([1., 8.])
+    """
     queries, keys = _widened(queries, keys)
     mean_key, total = _attention_with_lse(queries, keys)
     expected = (queries * mean_key).sum(-1) / math.sqrt(queries.shape[-1])

@@ -18,14 +18,25 @@ from meristem.plan import Plan
 
 @runtime_checkable
 class Gauge(Protocol):
-    """A frozen value; a new gauge is a dataclass with this one method, and an `Instrument`."""
+    """A frozen value; a new gauge is a dataclass with this one method, and an `Instrument`.
+
+    >>> isinstance(TrainingLoss(), Gauge)
+    True
+    """
 
     def instrument(self, model: Growable) -> Instrument:
         """What measures it in a model."""
 
 
 class Instrument:
-    """Measures. One that remembers is fed with batches, follows changes of the structure, and has a state."""
+    """Measures. One that remembers is fed with batches, follows changes of the structure, and has a state.
+
+    >>> class TokenCount(Instrument):
+    ...     def read(self, probe):
+    ...         return probe.tokens.numel()
+    >>> TokenCount().read(probe)
+    32
+    """
 
     def feed(self, probe: Probe) -> None:
         """Take in what a batch shows."""

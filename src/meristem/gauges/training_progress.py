@@ -20,7 +20,13 @@ LOSS_MEMORY = 0.9  # per feed
 
 @dataclass(frozen=True)
 class TrainingLoss:
-    """The loss on the batches that it is fed with, as an exponential moving average; not a number before any."""
+    """The loss on the batches that it is fed with, as an exponential moving average; not a number before any.
+
+    >>> instrument = TrainingLoss().instrument(model)
+    >>> instrument.feed(probe)
+    >>> round(instrument.read(probe), 1)
+    4.6
+    """
 
     def instrument(self, model: Growable) -> LossInstrument:
         """What follows the loss of a model."""
@@ -53,7 +59,14 @@ class LossInstrument(Instrument):
 
 @dataclass(frozen=True)
 class StepTime:
-    """Seconds from one update to the next, the mean over processes and over the updates since the structure changed."""
+    """Seconds from one update to the next, the mean over processes and over the updates since the structure changed.
+
+    >>> instrument = StepTime().instrument(model)
+    >>> for _ in range(2):
+    ...     instrument.feed(probe)
+    >>> instrument.read(probe) > 0
+    True
+    """
 
     def instrument(self, model: Growable) -> TimeInstrument:
         """What keeps the time."""

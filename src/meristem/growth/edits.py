@@ -63,6 +63,9 @@ class LoopHeads:
 
     A pass or a head that was not looped before begins without strength, where the plan has gates; those that were keep
     theirs, and what was trained of it.
+
+    >>> LoopHeads(1, heads=(0, 2), passes=2).apply(plan).loops
+    {1: Loop(heads=(0, 2), passes=2, fading=())}
     """
 
     layer: int
@@ -94,7 +97,11 @@ class LoopHeads:
 
 @dataclass(frozen=True)
 class RepeatBlock:
-    """Run a whole block again, `times` times."""
+    """Run a whole block again, `times` times.
+
+    >>> RepeatBlock(1, times=2).apply(plan).layers[1].repeats
+    2
+    """
 
     layer: int
     times: int = 1
@@ -117,6 +124,10 @@ class AddHead:
     longer by zeros, is summed in the same order, else to rounding. The newborn's first moment is zero. Its second
     moment is the mean of the other heads': from zero, under a step count that is large by now, its first updates would
     be several times too long.
+
+    >>> head = newborn_head(plan.layers[0], plan.width, None, seed=0)
+    >>> AddHead(0, head).apply(plan).heads
+    (5, 4)
     """
 
     layer: int
@@ -153,6 +164,11 @@ class RemoveHead:
 
     `out` (d, heads e) is the layer's output projection with what the others make of the head's part, where they are to
     stand in for it. A looped head leaves only `with_loop`.
+
+    >>> RemoveHead(0, 3).apply(plan).heads
+    (3, 4)
+    >>> RemoveHead(0, 3).moves(plan).heads
+    {0: (0, 1, 2)}
     """
 
     layer: int
@@ -198,6 +214,9 @@ class AddBlock:
     drawn by `seed` and the optimizer knows nothing of it yet. `shape` is the new layer, if it is not to be like its
     source or the block before. A copy of another shape has the packed projections of its source, cut or filled up:
     what is filled up changes nothing at first, and can learn.
+
+    >>> AddBlock(2, copy_of=0).apply(plan).heads
+    (4, 4, 4)
     """
 
     at: int
@@ -285,7 +304,13 @@ class AddBlock:
 
 @dataclass(frozen=True)
 class RemoveBlock:
-    """Take a block out of the model, for good. Only one that writes nothing leaves the function as it is."""
+    """Take a block out of the model, for good. Only one that writes nothing leaves the function as it is.
+
+    >>> RemoveBlock(0).apply(plan).heads
+    (4,)
+    >>> RemoveBlock(0).moves(plan).layers
+    (1,)
+    """
 
     layer: int
 

@@ -40,6 +40,10 @@ class Growth:
     Where parameters were `exchanged` the model has others now: an optimizer that the grower knows has them already,
     but whoever else holds on to them, such as a wrapper for several processes, must be made anew. `moves` say, change
     by change, which layers and heads went where.
+
+    >>> growth = Grower(model, optimizer, [Observe(every=1)]).step(tokens)
+    >>> growth.changed, growth.events
+    (False, [])
     """
 
     events: list[Event] = field(default_factory=list)
@@ -50,7 +54,11 @@ class Growth:
 
 
 def prepared(plan: Plan, policies: Sequence[Policy]) -> Plan:
-    """The plan with what the policies must find in it before training; the model is built from this one."""
+    """The plan with what the policies must find in it before training; the model is built from this one.
+
+    >>> prepared(plan, [Incrt(start_heads=1), Sgt(total_steps=5000)]).heads
+    (1, 1)
+    """
     check_plan(plan)
     for policy in _named(policies).values():
         plan = policy.prepare(plan)
@@ -65,11 +73,12 @@ class Grower:
     processes measure together, all decide from the same numbers, and they compare their plans. `instruments` stand in
     for those that the gauges would make, as tests want.
 
-        policies = [Incrt(), Sgt(total_steps=5000)]
-        model = Decoder(prepared(Plan.prism(layers=12, width=768, heads=12), policies))
-        grower = Grower(model, optimizer, policies)
-        ...
-        growth = grower.step(tokens, targets)
+    >>> policies = [Sgt(total_steps=10, start=1, window=1)]
+    >>> model = Decoder(prepared(plan, policies))
+    >>> grower = Grower(model, torch.optim.AdamW(model.parameters(), lr=1e-3), policies)
+    >>> growth = grower.step(tokens, targets)  # after every update
+    >>> growth.changed, model.plan.loops
+    (True, {1: Loop(heads=(0, 2), passes=1, fading=())})
     """
 
     def __init__(
@@ -95,7 +104,11 @@ class Grower:
         self._tree()  # refuses states and settings that would not come back from a file
 
     def attach(self, optimizer: torch.optim.Optimizer | None) -> None:
-        """Let an optimizer follow from now on, where it is made after the grower."""
+        """Let an optimizer follow from now on, where it is made after the grower.
+
+        >>> grower = Grower(model, policies=[Observe(every=1)])
+        >>> grower.attach(torch.optim.AdamW(model.parameters(), lr=1e-3))
+        """
         if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
             raise InputError("optimizer", type(optimizer).__name__, "must be an optimizer of torch, or None")
         _check_optimizer(self.model, optimizer)
@@ -106,6 +119,10 @@ class Grower:
 
         Some gauges also need the targets, and `fresh` batches, not trained on yet; without these, trials are made on
         the present batch.
+
+        >>> grower = Grower(model, optimizer, [Observe(every=2)])
+        >>> [grower.step(tokens).observation is not None for _ in range(4)]
+        [False, True, False, True]
         """
         if not isinstance(tokens, Tensor) or tokens.dim() < 2:
             shape = tuple(tokens.shape) if isinstance(tokens, Tensor) else type(tokens).__name__
@@ -243,7 +260,15 @@ class Grower:
         return {"version": VERSION, "done": self.done, "plan": plan, "policies": policies, "gauges": gauges}
 
     def load_state_dict(self, data: Mapping[str, Any], tensors: Mapping[str, Tensor] | None = None) -> None:
-        """Go on from a state. The model is given the loops that belong to it; it must have the heads already."""
+        """Go on from a state. The model is given the loops that belong to it; it must have the heads already.
+
+        >>> grower = Grower(model, optimizer, [Observe(every=2)])
+        >>> growth = grower.step(tokens)
+        >>> other = Grower(model, optimizer, [Observe(every=2)])
+        >>> other.load_state_dict(grower.state_dict(), grower.tensors())
+        >>> other.done
+        1
+        """
         tree = joined(data, tensors or {})
         for name in ("version", "done", "plan", "policies", "gauges"):
             if tree.get(name) is None:

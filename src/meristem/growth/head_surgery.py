@@ -172,6 +172,10 @@ def newborn_head(layer: LayerPlan, width: int, directions: tuple[Tensor, Tensor]
 
     Where queries and keys (e, d) that look for what is asked for are known, half of its own are these; the rest is
     drawn at random.
+
+    >>> head = newborn_head(plan.layers[0], plan.width, None, seed=0)
+    >>> head.query.shape, int(head.out.count_nonzero())
+    (torch.Size([8, 32]), 0)
     """
     generator = torch.Generator().manual_seed(seed)
 

@@ -39,6 +39,9 @@ class Change:
     """A decision about the structure, which becomes an event: what is done, why, and what that was decided from.
 
     Without edits it is a decision to leave something as it is. `facts` are plain values for the event.
+
+    >>> Change("remove", "it is time", (RemoveHead(0, 3),), layer=0).edits[0].apply(plan).heads
+    (3, 4)
     """
 
     action: str
@@ -57,6 +60,10 @@ class Decision:
     `measured` are plain values to be recorded although nothing changes, `observed` those of a regular record. `quiet`
     edits change no structure and are no event. Where `needs` are named nothing is done yet: these are measured, and the
     policy decides again from more.
+
+    >>> decision = Decision(state=None, changes=(Change("remove", "it is time", (RemoveHead(0, 3),), layer=0),))
+    >>> [change.action for change in decision.changes]
+    ['remove']
     """
 
     state: Any
@@ -71,6 +78,17 @@ class Policy:
     """The one interface of all policies. Only `needs` and `decide` have to be written.
 
     `step` is the number of updates done. A state is any value that `dump` can turn into JSON values and tensors.
+
+    >>> from dataclasses import dataclass
+    >>> @dataclass(frozen=True)
+    ... class Shrink(Policy):
+    ...     def needs(self, state, step, plan):
+    ...         return () if step == 1 else None
+    ...     def decide(self, state, step, plan, readings):
+    ...         return Decision(state, (Change("remove", "it is time", (RemoveHead(0, 3),), layer=0),))
+    >>> growth = Grower(model, optimizer, [Shrink()]).step(tokens)
+    >>> model.plan.heads
+    (3, 4)
     """
 
     static: ClassVar[bool] = False  # whether all it does is there from the start

@@ -61,9 +61,12 @@ class HfModel(nn.Module):
     The structure is saved among the weights, so that `load_state_dict` can give it back: a Trainer that goes on from a
     checkpoint finds all that has grown.
 
-        model = HfModel(Decoder(plan))
-        trainer = Trainer(model, arguments, train_dataset=items)  # items of {"input_ids", "labels"}
-        model.generate(torch.tensor([[1, 2, 3]]), max_new_tokens=5)
+        trainer = Trainer(HfModel(model), arguments, train_dataset=items)  # items of {"input_ids", "labels"}
+
+    >>> wrapped = HfModel(model)
+    >>> wrapped(input_ids=tokens, labels=tokens).loss.backward()
+    >>> wrapped(input_ids=tokens).logits.shape
+    torch.Size([2, 16, 100])
     """
 
     accepts_loss_kwargs = True  # so a Trainer says how many labels the micro-batches of an update have in all
@@ -93,6 +96,10 @@ class HfModel(nn.Module):
         """Logits, (B, T, V) of a language model and (B, classes) of a classifier, and with labels the loss, a scalar.
 
         `num_items_in_batch` is the number of labels in all micro-batches of an update, by which the loss is shared out.
+
+        >>> mask = torch.ones_like(tokens)
+        >>> HfModel(model)(input_ids=tokens, attention_mask=mask, labels=tokens).logits.shape
+        torch.Size([2, 16, 100])
         """
         _refuse(others, "input_ids, attention_mask and labels")
         rows = self._rows(input_ids, attention_mask)
@@ -125,6 +132,9 @@ class HfModel(nn.Module):
 
         Rows that have ended, with `eos_token_id`, are filled up with `pad_token_id`, or with more of the former. Draws
         follow torch's own seed.
+
+        >>> HfModel(model).generate(torch.tensor([[1, 2, 3]]), max_new_tokens=5).shape
+        torch.Size([1, 8])
         """
         _refuse(others, "do_sample, temperature, top_k, top_p, max_new_tokens, eos_token_id and pad_token_id")
         check_integer("max_new_tokens", max_new_tokens, 1)
@@ -159,6 +169,12 @@ class HfModel(nn.Module):
         """Keep the inputs of blocks only and run them again in the backward pass: the same gradients, less memory.
 
         `TrainingArguments(gradient_checkpointing=True)` asks for it.
+
+        >>> wrapped = HfModel(model)
+        >>> wrapped.gradient_checkpointing_enable()
+        >>> wrapped.is_gradient_checkpointing
+        True
+        >>> wrapped.gradient_checkpointing_disable()
         """
         from meristem.training.compilation import recomputed  # brings the compiler along
 
@@ -197,7 +213,12 @@ class HfModel(nn.Module):
 
     @classmethod
     def from_pretrained(cls, folder: str | Path) -> HfModel:
-        """The model that `save_pretrained` or a Trainer has saved in a folder, such as `output_dir/checkpoint-500`."""
+        """The model that `save_pretrained` or a Trainer has saved in a folder, such as `output_dir/checkpoint-500`.
+
+        >>> HfModel(model).save_pretrained("saved")
+        >>> HfModel.from_pretrained("saved").model.plan == plan
+        True
+        """
         path = Path(folder) / WEIGHTS_FILE
         tensors = load_tensors(path)
         if PLAN not in tensors:

@@ -42,6 +42,10 @@ class GrowthCallback(TrainerCallback):  # type: ignore[misc]  # has no types
 
         growth = GrowthCallback(Grower(model, policies=[policy]))
         trainer = Trainer(HfModel(model), arguments, train_dataset=items, callbacks=[growth])
+
+    >>> growth = GrowthCallback(Grower(model, policies=[Observe(every=1)]))
+    >>> growth.events, growth.observations
+    ([], [])
     """
 
     def __init__(self, grower: Grower) -> None:

@@ -64,6 +64,9 @@ class Decoder(Transformer):
         """The mean cross entropy over all positions, a scalar, of tokens (B, T).
 
         `targets` (B, T) hold the token that follows each position, -100 where none is asked for.
+
+        >>> model.loss(tokens, targets).shape
+        torch.Size([])
         """
         check_tokens(tokens, self.plan.vocabulary)
         check_targets(targets, tuple(tokens.shape), "the tokens that follow each position", INDICES)
@@ -75,7 +78,11 @@ class Decoder(Transformer):
         return self.with_idle_gates(_loss_of(self.norm, self.unembedding, normed, targets))
 
     def logits(self, tokens: Tensor) -> Tensor:
-        """Logits of the token that follows each position, (B, T, V)."""
+        """Logits of the token that follows each position, (B, T, V).
+
+        >>> model.logits(tokens).shape
+        torch.Size([2, 16, 100])
+        """
         return self.unembed(self.hidden(tokens))
 
     def attention_mask(self, tokens: Tensor) -> Tensor:
@@ -89,7 +96,13 @@ class Decoder(Transformer):
         padding: Tensor | None = None,
         watch: Watch | None = None,
     ) -> Tensor:
-        """Last hidden states (B, T, d), normed and with the norm's gain, of tokens (B, T); see `normed`."""
+        """Last hidden states (B, T, d), normed and with the norm's gain, of tokens (B, T); see `normed`.
+
+        >>> model.hidden(tokens).shape
+        torch.Size([2, 16, 32])
+        >>> model.unembed(model.hidden(tokens)).shape
+        torch.Size([2, 16, 100])
+        """
         return self.norm.gained(self.normed(tokens, cache, padding, watch))
 
     def normed(

@@ -72,7 +72,12 @@ class Classifier(Transformer):
         regions: Regions = Regions(),  # noqa: B008  (immutable)
         watch: Watch | None = None,
     ) -> Tensor:
-        """The mean cross entropy, a scalar, of tokens (B, T) whose rows have the classes `targets` (B,)."""
+        """The mean cross entropy, a scalar, of tokens (B, T) whose rows have the classes `targets` (B,).
+
+        >>> classifier = Classifier(Plan.uniform(layers=2, width=32, heads=4, vocabulary=100, context=16, classes=3))
+        >>> classifier.loss(tokens, torch.tensor([2, 0])).shape
+        torch.Size([])
+        """
         check_tokens(tokens, self.plan.vocabulary)
         check_targets(targets, (len(tokens),), "the class of each row", (torch.int64, torch.uint8))
         check_classes(targets, self.classes.out_features)
@@ -90,7 +95,12 @@ class Classifier(Transformer):
         tokens: Tensor,
         regions: Regions = Regions(),  # noqa: B008  (immutable)
     ) -> Tensor:
-        """Logits of the classes, (B, classes)."""
+        """Logits of the classes, (B, classes).
+
+        >>> classifier = Classifier(Plan.uniform(layers=2, width=32, heads=4, vocabulary=100, context=16, classes=3))
+        >>> classifier.logits(tokens).shape
+        torch.Size([2, 3])
+        """
         check_tokens(tokens, self.plan.vocabulary)
         stream = self.stream(tokens, self._view(tokens), regions=regions)
         return _logits(self.norm, self.classes, *stream, self.shares(tokens))

@@ -95,7 +95,12 @@ class Transformer(nn.Module):
         targets: Tensor | None = None,
         regions: Regions = Regions(),  # noqa: B008  (immutable)
     ) -> Output:
-        """The mean loss of tokens (B, T) if there are targets, their logits if not."""
+        """The mean loss of tokens (B, T) if there are targets, their logits if not.
+
+        >>> loss, logits = model(tokens, targets=targets)
+        >>> loss.shape, logits
+        (torch.Size([]), None)
+        """
         if targets is None:
             return Output(None, self.logits(tokens))
         return Output(self.loss(tokens, targets, regions), None)

@@ -87,6 +87,10 @@ class LayerPlan:
 
     That is some heads of its attention (`loop`), or the whole block `repeats` more times. Where heads grow, `ceiling`
     is the most that the layer may have; None is no limit.
+
+    >>> layer = LayerPlan(heads=4, head_dim=8, kv_heads=2)
+    >>> layer.query_width, layer.kv_width
+    (32, 16)
     """
 
     heads: int

@@ -145,6 +145,9 @@ class Plan:
         `kv_group` query heads share one key/value head, the same number in every layer, which keeps all
         shapes equal. `force_multi_query` takes one key/value head per layer, which does not. With `qk_norm` queries and
         keys are RMS-normed head by head, which costs no parameters.
+
+        >>> Plan.from_heads([2, 4, 8], width=64, vocabulary=256, context=64).head_dims
+        (32, 16, 8)
         """
         check_integer("width", width, 1, MOST_WIDTH)
         if not isinstance(heads, Sequence):
@@ -188,6 +191,9 @@ class Plan:
         """A plan from a named schedule; `dims`, `ramp` and `seed` as in `meristem.schedules.head_schedule`.
 
         The rest is as in `from_heads`; `head_dim` goes with the uniform schedule only.
+
+        >>> Plan.scheduled("reverse", layers=4, width=64, heads=8, dims=(32, 16, 8)).heads
+        (8, 8, 4, 2)
         """
         head_dim = shape.get("head_dim")
         if head_dim is None:
@@ -231,26 +237,46 @@ class Plan:
 
     @property
     def heads(self) -> tuple[int, ...]:
+        """The query heads of every layer.
+
+        >>> plan.heads
+        (4, 4)
+        """
         return tuple(layer.heads for layer in self.layers)
 
     @property
     def head_dims(self) -> tuple[int, ...]:
+        """The dim of a head, of every layer.
+
+        >>> plan.head_dims
+        (8, 8)
+        """
         return tuple(layer.head_dim for layer in self.layers)
 
     @property
     def kv_heads(self) -> tuple[int, ...]:
+        """The key/value heads of every layer.
+
+        >>> Plan.uniform(layers=2, width=32, heads=4, kv_group=2).kv_heads
+        (2, 2)
+        """
         return tuple(layer.kv_heads for layer in self.layers)
 
     @property
     def loops(self) -> dict[int, Loop]:
-        """The loop of each layer that has one."""
+        """The loop of each layer that has one.
+
+        >>> LoopHeads(1, (0, 2), passes=1).apply(plan).loops
+        {1: Loop(heads=(0, 2), passes=1, fading=())}
+        """
         return {i: layer.loop for i, layer in enumerate(self.layers) if layer.loop is not None}
 
     @property
     def variant(self) -> dict[str, Any]:
         """What else there is to tell a model's kind by, where it is not as usual; plans can be given it by `replace`.
 
-        >>> replace(Plan.uniform(layers=2, width=32, heads=4), tied=False).variant
+        >>> from dataclasses import replace
+        >>> replace(plan, tied=False).variant
         {'tied': False}
         """
         own = (field for field in fields(self) if field.name in VARIANT)
@@ -258,47 +284,85 @@ class Plan:
 
     @property
     def is_looped(self) -> bool:
-        """Whether anything is run again."""
+        """Whether anything is run again.
+
+        >>> LoopHeads(1, (0, 2), passes=1).apply(plan).is_looped
+        True
+        """
         return any(layer.loop is not None or layer.repeats for layer in self.layers)
 
     @property
     def bare(self) -> Plan:
-        """The plan with everything run once."""
+        """The plan with everything run once.
+
+        >>> LoopHeads(1, (0, 2), passes=1).apply(plan).bare == plan
+        True
+        """
         return replace(self, layers=tuple(replace(layer, loop=None, repeats=0) for layer in self.layers))
 
     def layer(self, index: int) -> LayerPlan:
-        """One layer, counted from 0."""
+        """One layer, counted from 0.
+
+        >>> plan.layer(1).heads
+        4
+        """
         if type(index) is not int or not 0 <= index < len(self.layers):
             raise InputError("layer", index, f"must be in 0..{len(self.layers) - 1}")
         return self.layers[index]
 
     def with_layer(self, index: int, layer: LayerPlan) -> Plan:
-        """The same plan with one layer exchanged."""
+        """The same plan with one layer exchanged.
+
+        >>> plan.with_layer(1, LayerPlan(heads=8, head_dim=4, kv_heads=8)).heads
+        (4, 8)
+        """
         self.layer(index)
         return replace(self, layers=(*self.layers[:index], layer, *self.layers[index + 1 :]))
 
     # --- costs ----------------------------------------------------------------------------------------------
 
     def layer_cost(self, layer: LayerPlan) -> Cost:
-        """Cost of one layer at this plan's width, feed-forward size and context."""
+        """Cost of one layer at this plan's width, feed-forward size and context.
+
+        >>> plan.layer_cost(plan.layer(0)).kv_bytes_per_token
+        128
+        """
         return costs.layer_cost(self, layer)
 
     @property
     def outer_cost(self) -> Cost:
-        """Cost of all that is not a layer: embedding, last norm, gates and output."""
+        """Cost of all that is not a layer: embedding, last norm, gates and output.
+
+        >>> plan.outer_cost.parameters
+        3232
+        """
         return costs.outer_cost(self)
 
     @property
     def cost(self) -> Cost:
-        """Cost of the whole model."""
+        """Cost of the whole model.
+
+        >>> plan.cost.parameters, plan.cost.kv_bytes_per_token
+        (29984, 256)
+        """
         return sum((self.layer_cost(layer) for layer in self.layers), self.outer_cost)
 
     @property
     def parameters(self) -> int:
+        """How many parameters the model has.
+
+        >>> plan.parameters == sum(weight.numel() for weight in Decoder(plan).parameters())
+        True
+        """
         return self.cost.parameters
 
     def memory(self, batch_tokens: int, **options: Unpack[TrainingOptions]) -> Memory:
-        """Estimated memory of a training step on `batch_tokens` tokens at once, in one process."""
+        """Estimated memory of a training step on `batch_tokens` tokens at once, in one process.
+
+        >>> memory = plan.memory(batch_tokens=32)
+        >>> memory.weights, memory.optimizer, memory.activations
+        (179904, 239872, 52224)
+        """
         return costs.memory(self, batch_tokens, **options)
 
     def check_memory(
@@ -307,11 +371,23 @@ class Plan:
         """Raise unless a training process fits into `available` bytes, naming what is too large.
 
         A forward pass has `batch_tokens` tokens at once; the ids of all `batch_size` sequences of an update are held.
+
+        >>> large = Plan.uniform(layers=12, width=768, heads=12)
+        >>> large.check_memory(batch_tokens=32 * 1024, batch_size=32, available=80 * 2**30)
+        >>> large.check_memory(batch_tokens=32 * 1024, batch_size=32, available=2 * 2**30)
+        Traceback (most recent call last):
+            ...
+        meristem.errors.InputError: parameters = 123587328: needs about 2.1 GiB with gradients and optimizer...
         """
         costs.check_memory(self, batch_tokens, batch_size, available, **options)
 
     def warnings(self, tensor_parallel: int = 1) -> list[str]:
-        """What will be slow or impossible somewhere, each with its reason."""
+        """What will be slow or impossible somewhere, each with its reason.
+
+        >>> [warning] = Plan.uniform(layers=1, width=512, heads=1).warnings()
+        >>> warning.partition(",")[0]
+        'layer 0: head dim 512 is above 256'
+        """
         return plan_warnings(self, tensor_parallel)
 
     # --- exchange -------------------------------------------------------------------------------------------
@@ -322,15 +398,28 @@ class Plan:
 
     @classmethod
     def from_dict(cls, data: Any) -> Plan:
-        """The inverse of `to_dict`; a missing, unknown or mistyped field is an error that names it."""
+        """The inverse of `to_dict`; a missing, unknown or mistyped field is an error that names it.
+
+        >>> Plan.from_dict(plan.to_dict()) == plan
+        True
+        """
         return cls(**plan_fields(data))
 
     def to_json(self) -> str:
+        """The plan as the text of a plan file.
+
+        >>> plan.to_json().splitlines()[:3]
+        ['{', ' "format": "meristem-plan/1",', ' "width": 32,']
+        """
         return json.dumps(self.to_dict(), indent=1) + "\n"
 
     @classmethod
     def from_json(cls, text: str) -> Plan:
-        """The inverse of `to_json`."""
+        """The inverse of `to_json`.
+
+        >>> Plan.from_json(plan.to_json()) == plan
+        True
+        """
         try:
             content = parsed_json(text)
         except ValueError as error:
@@ -339,17 +428,35 @@ class Plan:
 
     @classmethod
     def load(cls, path: str | Path) -> Plan:
-        """Read a plan file."""
+        """Read a plan file.
+
+        >>> Plan.load("runs/first/plan.json").heads
+        (2, 4)
+        """
         return cls.from_dict(read_json(Path(path)))
 
     @property
     def digest(self) -> str:
-        """A hash of the content, equal across machines and versions of Python."""
+        """A hash of the content, equal across machines and versions of Python.
+
+        >>> plan.digest == Plan.from_json(plan.to_json()).digest
+        True
+        """
         canonical = json.dumps(self.to_dict(), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()
 
     def table(self) -> str:
-        """A readable table, one line per run of equal layers, and the totals."""
+        """A readable table, one line per run of equal layers, and the totals.
+
+        >>> print(plan.table())
+        layers  heads  head dim  kv heads  run again  parameters  MFLOP/token  KV bytes
+           0-1      4         8         4          -      13,376         0.03       128
+        (each line is one layer's cost, for the layers named)
+        width 32, vocabulary 100, context 16, feed-forward 96
+        parameters 29,984 in all; forward 0.1 MFLOP/token causal, 0.1 full square; training three times that
+        softmax elements 2,048 per sequence; KV cache 256 bytes/token
+        plan 19b6b62f8d44
+        """
         return plan_table(self)
 
     def __str__(self) -> str:

@@ -27,7 +27,10 @@ def import_model(
     copies of their own, so that heads can come and go. The tokenizer is that of the folder, unless another is named,
     and so is its token that ends a text.
 
-        run = import_model("SmolLM2-135M", "runs/imported", context=1024)
+    >>> llama = export_run("runs/first", "exported/llama", to="llama").folder
+    >>> run = import_model(llama, "runs/imported")
+    >>> run.plan.heads
+    (4, 4)
     """
     source = Path(folder)
     config = read_json(source / "config.json")

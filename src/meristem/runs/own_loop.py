@@ -34,7 +34,8 @@ def save(
 
     A save appears under `folder` when it is whole: one that is interrupted leaves those before it as they were.
 
-        meristem.save("runs/mine", model, optimizer, grower, step=step)
+    >>> save("runs/mine", model, optimizer, step=100).name
+    'step-00000100'
     """
     check_model(model)
     check_integer("step", step, 0)
@@ -57,8 +58,9 @@ def restore(
     The model, built as at the start of training, is given the structure and the weights of that time, the optimizer its
     moments, the grower its state, and torch its random numbers.
 
-        for step in range(meristem.restore("runs/mine", model, optimizer, grower), 5000):
-            ...
+    >>> saved = save("runs/other", model, optimizer, step=100)
+    >>> restore("runs/other", model, optimizer)
+    100
     """
     check_model(model)
     found = load_newest(Path(folder), report=lambda text: None)

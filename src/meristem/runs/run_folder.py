@@ -239,7 +239,13 @@ def _check_empty(path: Path) -> None:
 
 @dataclass(frozen=True)
 class LoadedRun:
-    """A trained model with what is needed to use it."""
+    """A trained model with what is needed to use it.
+
+    >>> run = load_run("runs/first")
+    >>> prompt = run.tokenizer.encode("Page 1").tolist()
+    >>> [ids] = generate(run.decoder, [prompt], max_tokens=5)
+    >>> text = run.tokenizer.decode(ids)
+    """
 
     folder: RunFolder
     config: Config
@@ -262,7 +268,11 @@ class LoadedRun:
 
     @property
     def recipe(self) -> Recipe:
-        """The recipe of a classifier: from rows to ids and classes."""
+        """The recipe of a classifier: from rows to ids and classes.
+
+        >>> load_run("runs/classifier").recipe.classes
+        ('high', 'low', 'odd')
+        """
         if isinstance(self.model, Decoder):
             raise InputError("run", str(self.folder.path), "is of a language model, and this needs a classifier")
         return Recipe.load(self.folder.path)
@@ -270,10 +280,11 @@ class LoadedRun:
     def predict(self, texts: Sequence[str], *, temperature: float = 1.0) -> list[Prediction]:
         """What the classifier says of texts, in their order. Logits are divided by `temperature`.
 
-            for text, found in zip(texts, load_run("runs/classifier").predict(texts)):
-                print(text, found.label, found.probabilities[found.label])
-
         `meristem.evaluation.calibration` finds the temperature that suits held-out rows.
+
+        >>> [found] = load_run("runs/classifier").predict(["w1 w2 high"])
+        >>> found.label in found.probabilities
+        True
         """
         recipe = self.recipe
         logits = class_logits(self.model, encoded_rows(recipe, texts), batch=self.config.eval.batch, device=self.device)
@@ -314,9 +325,11 @@ def load_run(
     """Open a run with the weights of its newest checkpoint, or of the one at `step`.
 
     "best" is the checkpoint whose `eval.best_by` was best, of those that there are (see `checkpoint.keep_best`). With
-    `average` these are the average that the run has kept of them (`train.average`):
+    `average` these are the average that the run has kept of them (`train.average`).
 
-        model = load_run("runs/first", average=True).model
+    >>> run = load_run("runs/first")
+    >>> run.step, run.model.plan.heads
+    (12, (2, 4))
     """
     folder = RunFolder.open(Path(path))
     checkpoint: Checkpoint | None

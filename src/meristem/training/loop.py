@@ -80,7 +80,14 @@ class Outcome:
 
 
 def train(config: Config, out: str | Path) -> Outcome:
-    """Train a new model in the folder `out`."""
+    """Train a new model in the folder `out`.
+
+    >>> config = load_config("tiny.toml", ["--data.path", "data", "--train.steps", "2"])
+    >>> train(config, "runs/second").step
+    heads 2x1 4x1
+    ...
+    2
+    """
     if not isinstance(config, Config):
         raise InputError("config", config, "must be a Config, such as load_config reads from a file")
     with processes(config.train.device) as peers:
@@ -106,6 +113,9 @@ def resume(out: str | Path, config: Config | None = None, *, from_start: bool = 
     `config` may differ from the run's own in what its result does not depend on; it is then stored in its place. Where
     checkpoints were written and none can be read nothing is touched and an error says why; `from_start` begins anew on
     purpose, and keeps logs and checkpoints aside.
+
+    >>> resume("runs/first").step
+    12
     """
     folder = RunFolder.open(Path(out))
     folder.check_trained()

@@ -101,8 +101,9 @@ class Muon(torch.optim.Optimizer):
     in one product, in bfloat16 on a GPU, and under torch.distributed every process does its part of them. The momentum
     of a matrix is where edits look for it, so heads and blocks may come and go.
 
-        optimizer = Muon(model, lr=2e-3)
-        grower = Grower(model, optimizer, policies)
+    >>> optimizer = Muon(model, lr=2e-3)
+    >>> model(tokens, targets=targets).loss.backward()
+    >>> optimizer.step()
     """
 
     def __init__(

@@ -41,7 +41,12 @@ def constant_part(steps: int, config: OptimizerConfig, branched: int | None = No
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """The model's parameters for an optimizer: weight decay on matrices only, not on norms and gates."""
+    """The model's parameters for an optimizer: weight decay on matrices only, not on norms and gates.
+
+    >>> optimizer = torch.optim.AdamW(parameter_groups(model, weight_decay=0.1), lr=1e-3)
+    >>> [group["weight_decay"] for group in optimizer.param_groups]
+    [0.1, 0.0]
+    """
     own = model.module if isinstance(model, DistributedDataParallel) else model
     check_model(own)
     parameters = [p for p in model.parameters() if p.requires_grad]

@@ -17,6 +17,9 @@ class BlockLoop(Policy):
     """The chosen blocks are executed `times` more times, attention and feed-forward, with the same weights.
 
     They are named, or those in which another run has grown, or would have by its entropies and SGT's rule.
+
+    >>> BlockLoop(layers=(1,)).prepare(plan).layers[1].repeats
+    1
     """
 
     name: ClassVar[str] = "block_loop"

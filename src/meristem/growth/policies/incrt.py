@@ -67,7 +67,11 @@ class DemandJudgement:
 
 @dataclass(frozen=True)
 class Incrt(Births):
-    """When heads are born. Times are updates."""
+    """When heads are born. Times are updates.
+
+    >>> Incrt(total_steps=5000, start_heads=1).prepare(plan).heads
+    (1, 1)
+    """
 
     name: ClassVar[str] = "incrt"
 

@@ -13,7 +13,12 @@ from meristem.plan import Plan
 
 @dataclass(frozen=True)
 class Observe(Policy):
-    """Records every head's entropy, and every loop's strength and size; put first, what others decide from."""
+    """Records every head's entropy, and every loop's strength and size; put first, what others decide from.
+
+    >>> growth = Grower(model, optimizer, [Observe(every=1)]).step(tokens)
+    >>> [len(layer) for layer in growth.observation["head_entropy"]]
+    [4, 4]
+    """
 
     name: ClassVar[str] = "observe"
     exchanges: ClassVar[bool] = False

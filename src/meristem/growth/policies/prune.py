@@ -38,7 +38,11 @@ class PruneState:
 
 @dataclass(frozen=True)
 class Prune(Policy):
-    """When a head is tried without. Times are updates."""
+    """When a head is tried without. Times are updates.
+
+    >>> list(Grower(model, optimizer, [Incrt(), Prune(decide_every=100)]).policies)
+    ['incrt', 'prune']
+    """
 
     name: ClassVar[str] = "prune"
 

@@ -68,6 +68,9 @@ class Published(Births):
     The published loop decides at every feed and layer by layer, with no cool-down: there, several layers may change
     at once. Here at most one thing changes at a decision, the birth in the layer that is furthest above its threshold
     before any removal; what has to wait is decided at the next feed.
+
+    >>> Published(total_steps=5000, start_heads=1).prepare(plan).heads
+    (1, 1)
     """
 
     name: ClassVar[str] = "published"

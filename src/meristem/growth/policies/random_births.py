@@ -41,7 +41,11 @@ class RandomJudgement:
 
 @dataclass(frozen=True)
 class RandomBirths(Births):
-    """Gives `births` heads to random layers at random decisions, from `warm_up` to `last_birth`, drawn once by seed."""
+    """Gives `births` heads to random layers at random decisions, from `warm_up` to `last_birth`, drawn once by seed.
+
+    >>> RandomBirths(births=2, total_steps=5000, start_heads=1).prepare(plan).heads
+    (1, 1)
+    """
 
     name: ClassVar[str] = "random_births"
 

@@ -32,8 +32,8 @@ class Stack(Policy):
     layer, into which the packed projections of its source go as they are, cut or filled up where that is less or more
     wide. Where heads come and go, a copy has as many as its source's projections fill.
 
-        policies = [Stack(total_steps=5000, start_layers=6, at=(0.3,))]
-        model = Decoder(prepared(Plan.prism(layers=12, width=768, heads=12), policies))
+    >>> len(Stack(total_steps=5000, start_layers=1).prepare(plan).layers)
+    1
     """
 
     name: ClassVar[str] = "stack"

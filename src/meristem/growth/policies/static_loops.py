@@ -17,6 +17,9 @@ class StaticLoops(Policy):
     """Some heads of the named layers are looped, or those that another run has grown, or would have by its entropies.
 
     Which layers a run that was observed points to is decided by the rule that SGT grows by.
+
+    >>> StaticLoops(layers=(1,), passes=2, heads="all").prepare(plan).loops
+    {1: Loop(heads=(0, 1, 2, 3), passes=2, fading=())}
     """
 
     name: ClassVar[str] = "static_loops"
