@@ -10,6 +10,7 @@ import pytest
 import meristem
 import meristem.gauges
 import meristem.growth
+import meristem.integrations
 from meristem.comparison.file import REFERENCES, read_comparison
 from meristem.config import all_settings, load_config
 
@@ -64,6 +65,13 @@ def test_the_site_has_every_page() -> None:
     shown = re.findall(r"^ +- .*: ([\w/-]+\.md)$", config.partition("\nnav:")[2], re.MULTILINE)
     pages = {str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md")}
     assert sorted(shown) == sorted(pages)
+
+
+def test_the_reference_has_everything_that_users_import() -> None:
+    page = (ROOT / "docs/reference.md").read_text()
+    shown = set(re.findall(r"^::: meristem\.(?:[a-z_]+\.)*(\w+)$", page, re.MULTILINE))
+    modules = (meristem, meristem.growth, meristem.gauges, meristem.integrations)
+    assert shown - {"LoadedRun"} == {name for module in modules for name in module.__all__} - {"__version__"}
 
 
 def test_links_lead_somewhere() -> None:
