@@ -278,7 +278,7 @@ class LoadedRun:
         return Recipe.load(self.folder.path)
 
     def predict(self, texts: Sequence[str], *, temperature: float = 1.0) -> list[Prediction]:
-        """What the classifier says of n texts: n predictions, in their order, each a label and the classes' probabilities.
+        """What the classifier says of n texts: for each the label, and the probability of each class.
 
         Logits are divided by `temperature`; `meristem.evaluation.calibration` finds the one that suits held-out rows,
         as `meristem predict` does.
