@@ -24,12 +24,14 @@ def test_every_configuration_key_is_documented() -> None:
 
 def test_what_a_policy_of_ones_own_needs_is_where_its_page_says() -> None:
     section = (ROOT / "docs/own-policy.md").read_text()
-    table = "".join(re.findall(r"^\| `.*?\|", section, re.MULTILINE))
+    gauges_of_it = section.partition("| gauge |")[2].partition("\n\n")[0]
+    table = "".join(re.findall(r"^\| `.*?\|", gauges_of_it, re.MULTILINE))
     gauges = {name: getattr(meristem.gauges, name) for name in re.findall(r"`(\w+)\(", table)}
     given = {"HeadTrial": {"layer": 0, "head": 0, "sequences": 1}}
     assert set(gauges) == set(given) | {"Demand", "Energy", "EntropyGauge", "HeadShares", "StepTime", "TrainingLoss"}
     assert all(isinstance(gauge(**given.get(name, {})), meristem.gauges.Gauge) for name, gauge in gauges.items())
-    for name in re.findall(r"`(exchanges|remembers|feeding|observed|measured)\b", section):
+    methods = "needs|decide|begin|prepare|moved|dump|load|exchanges|remembers|feeding|observed|measured"
+    for name in re.findall(rf"`({methods})\b", section):
         assert hasattr(meristem.Policy, name) or name in meristem.Decision.__dataclass_fields__
     assert {"newborn_head", "Moves"} <= set(meristem.growth.__all__)
     assert "Instrument" in meristem.gauges.__all__
