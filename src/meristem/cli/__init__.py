@@ -2,7 +2,7 @@
 
 # The order of these is that of the help.
 from meristem.cli import (  # noqa: I001
-    plans, train, importing, results, watch, compare, generation, predictions, export,  # noqa: F401
+    plans, train, importing, results, pruning, watch, compare, generation, predictions, export,  # noqa: F401
     data, bench, demos, doctor,  # noqa: F401
 )  # fmt: skip
 from meristem.cli.app import app
