@@ -59,7 +59,8 @@ class PruneResult:
     def to_dict(self) -> dict[str, Any]:
         """The result for JSON, which has no NaN: None stands for a number that is not finite."""
         return {
-            "format": FORMAT, "source": str(self.source), "step": self.step, "settings": self.settings.to_dict(),
+            "format": FORMAT, "source": str(self.source), "step": self.step, "flags": self.settings.flags,
+            "settings": self.settings.to_dict(),
             "before": flat(self.before), "after": {**flat(self.after), "loss": finite(self.loss)},
             "rise": finite(self.rise), "held_out": {"before": self.held_out[0], "after": self.held_out[1]},
             "repaired": self.repaired, "kept": self.kept, "ended": self.ended, "notes": list(self.notes),

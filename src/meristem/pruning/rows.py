@@ -21,7 +21,7 @@ from meristem.runs.divergence import batch_number
 
 SHARE = 4  # at most one in so many rows is set aside
 FEW = 16  # rows are enough where there are not more
-SHOWN = 8 * TOKENS  # tokens that show what heads read
+SHOWN = 64  # tokens for each number that the heads of a layer read at most, or `TOKENS`
 
 Picks = NDArray[np.int64]  # where windows begin, or numbers of rows
 
@@ -43,7 +43,8 @@ def pruning_rows(source: Source, settings: PruneSettings, device: torch.device) 
     order, count = _order(source)
     repairs = range(source.step, source.step + settings.repair)
     trained = {int(pick) for step in repairs for pick in order(batch_number(step, rewinds))}
-    wanted, enough = min(settings.sequences, count // SHARE), max(FEW, SHOWN // context)
+    numbers = max(layer.query_width for layer in source.checkpoint.plan.layers)
+    wanted, enough = min(settings.sequences, count // SHARE), max(FEW, max(TOKENS, SHOWN * numbers) // context)
     aside: list[int] = []
     shown: list[int] = []
     for pick in _once(order, batch_number(repairs.stop, rewinds), 2 * count):  # from any place on, that is all of them

@@ -28,11 +28,10 @@ from meristem.pruning.rows import Rows
 from meristem.pruning.settings import Budget, PruneSettings, Sizes, fewest_groups, group_size
 from meristem.records import finite
 
-ROUNDS = 36  # in which all heads could leave
-MEASURED = 3  # times as many heads are left out and measured as leave in a round
-MEASURED_LEAST = 16
-GRADIENTS = 2  # of the shown batches, from which gradients are taken
-WRITTEN = 32  # tokens, to see how fast a model writes
+ROUNDS = 24  # in which all heads could leave
+SPARE = 2  # so many more heads are left out and measured than leave in a round, and as many again as leave
+GRADIENTS = 1  # of the shown batches, from which gradients are taken
+WRITTEN, CALLS = 32, 3  # tokens, and times that they are written, to see how fast a model is
 
 MET, LIMIT, LEAST = "the budget is met", "the loss would rise by more than the tolerance", "no more heads can leave"
 RULES = {
@@ -152,11 +151,7 @@ class Search:
             return [self._trial(min(groups, key=lambda group: self.controls[group]))]
         estimates = self._estimates(groups)
         groups.sort(key=lambda group: estimates[group] / self._saved(group, budget))
-        tried = groups[: max(MEASURED * self.per_round, MEASURED_LEAST)]
-        trials = []
-        for number, group in enumerate(tried):
-            self.report(f"{sum(self.model.plan.heads)} heads left, leaving heads out", number, len(tried))
-            trials.append(self._trial(group))
+        trials = [self._trial(group) for group in groups[: 2 * self.per_round + SPARE]]
         now = self.points[-1].loss
         known = [trial for trial in trials if math.isfinite(trial.loss)]
         return sorted(known, key=lambda trial: (trial.loss - now) / self._saved(trial.group, budget))
@@ -214,6 +209,7 @@ class Search:
     @torch.no_grad()
     def _trial(self, group: Group) -> Trial:
         """What the loss is without a group: nothing else changes."""
+        self.report("heads left", self.points[-1].sizes.heads, self.points[0].sizes.heads)
         weight = self.model.stack[group.layer].attention.out.weight.detach()
         out = weight.clone()
         out[:, self._columns(group)] = 0
@@ -249,7 +245,6 @@ class Search:
         assert plan != self.model.plan
         self.removals.append(Removal(group, edit, event))
         self.points.append(Point(Sizes.of(self.model.plan), trial.loss))
-        self.report("heads that have left", len(self.removals), sum(map(len, self.left)))
 
     # --- parts -----------------------------------------------------------------------------------------------------
 
@@ -296,7 +291,8 @@ class Search:
         if not isinstance(self.model, Decoder) or context < 2:
             return None
         prompt = min(WRITTEN, context // 2)
-        rate = model_rate(self.model, self.device, prompt=prompt, tokens=min(WRITTEN, context - prompt))
+        tokens = min(WRITTEN, context - prompt)
+        rate = model_rate(self.model, self.device, prompt=prompt, tokens=tokens, calls=CALLS)
         release(self.model)
         return rate
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 
 from meristem.choices import PruneOrder
 from meristem.errors import InputError
@@ -116,6 +116,14 @@ class PruneSettings:
         if budget.most < least:
             raise InputError("keep", self.keep, f"leaves {budget.most} heads, and {least} have to stay")
         return budget
+
+    @property
+    def flags(self) -> list[str]:
+        """The options of `meristem prune` that ask for this, those left out that are as usual."""
+        changed = {entry.name: value for entry in fields(self) if (value := getattr(self, entry.name)) != entry.default}
+        named = {name.replace("_", "-"): value for name, value in changed.items() if name != "fold"}
+        flags = [part for name, value in named.items() for part in (f"--{name}", f"{value}")]
+        return flags if self.fold else [*flags, "--no-fold"]
 
     def to_dict(self) -> dict[str, object]:
         """Plain values for JSON, which has no infinity: None stands for no limit."""
