@@ -3,6 +3,7 @@
 import copy
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from meristem.pruning.search import LEAST, LIMIT, MET, mean_loss
 from meristem.pruning.settings import Budget
 from pruning.helpers import CPU, search_of, strong_model, written_rows
 
-SHAPE = {"layers": 2, "width": 32, "vocabulary": 48, "context": 12}
+SHAPE: dict[str, Any] = {"layers": 2, "width": 32, "vocabulary": 48, "context": 12}
 PLAN = Plan.uniform(heads=4, **SHAPE)
 
 

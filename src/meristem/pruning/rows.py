@@ -41,6 +41,8 @@ def pruning_rows(source: Source, settings: PruneSettings, device: torch.device) 
     """
     data, context, rewinds = source.data, source.checkpoint.plan.context, source.folder.rewinds
     order, count = _order(source)
+    if settings.repair * source.config.train.batch_size >= count:
+        raise InputError("repair", settings.repair, f"updates see all of the {count} training rows; take fewer")
     repairs = range(source.step, source.step + settings.repair)
     trained = {int(pick) for step in repairs for pick in order(batch_number(step, rewinds))}
     numbers = max(layer.query_width for layer in source.checkpoint.plan.layers)

@@ -29,6 +29,7 @@ from meristem.pruning.settings import Budget, PruneSettings, Sizes, fewest_group
 from meristem.records import finite
 
 ROUNDS = 24  # in which all heads could leave
+TIMES = 8  # that the speed would be measured meanwhile
 SPARE = 2  # so many more heads are left out and measured than leave in a round, and as many again as leave
 GRADIENTS = 1  # of the shown batches, from which gradients are taken
 WRITTEN, CALLS = 32, 3  # tokens, and times that they are written, to see how fast a model is
@@ -99,8 +100,10 @@ class Search:
         self.left = [list(range(heads)) for heads in plan.heads]  # by layer, the numbers that heads had at first
         self.sizes = [group_size(plan, layer) for layer in range(len(plan.layers))]
         self.fewest = [fewest_groups(plan, layer) for layer in range(len(plan.layers))]
-        self.per_round = max(1, sum(map(len, map(self._groups, range(len(plan.layers))))) // ROUNDS)
+        groups = sum(len(heads) // size for heads, size in zip(self.left, self.sizes, strict=True))
+        self.per_round, self.per_time = max(1, groups // ROUNDS), max(1, groups // TIMES)
         self.moments: list[HeadMoments] = []
+        self.timed = 0  # removals before the last point whose speed is known
         self.controls = self._controls()
         self.points.append(Point(Sizes.of(plan), self.loss(), self._speed()))
 
@@ -111,25 +114,31 @@ class Search:
 
     def to(self, budget: Budget | None, tolerance: float) -> str:
         """Take heads out until a budget is met or the loss would have risen by more than `tolerance`; why it ended."""
-        while budget is None or not budget.is_met(self.model.plan):
-            trials = self._ranked(budget)
-            if not trials:
-                return LEAST
-            trials = [trial for trial in trials if trial.loss - self.start <= tolerance]
-            if not trials:
-                return LIMIT
-            self._remove(trials[0])
-            for number in range(1, min(self.per_round, len(trials))):
-                if budget is not None and budget.is_met(self.model.plan):
-                    break
-                if not self._may_leave(trials[number].group.layer):
-                    continue
-                trial = self._trial(trials[number].group)  # the others of this round have left since
+        ended = ""
+        while not ended:
+            met = budget is not None and budget.is_met(self.model.plan)
+            ended = MET if met else self._round(budget, tolerance)
+            if len(self.removals) - self.timed >= (1 if ended else self.per_time):
+                self.points[-1] = replace(self.points[-1], tokens_per_second=self._speed())
+                self.timed = len(self.removals)
+        return ended
+
+    def _round(self, budget: Budget | None, tolerance: float) -> str:
+        """Rank all heads, and take out the best of them; why that cannot be, if so."""
+        trials = self._ranked(budget)
+        within = [trial for trial in trials if trial.loss - self.start <= tolerance]
+        if not within:
+            return LIMIT if trials else LEAST
+        self._remove(within[0])
+        for group in (trial.group for trial in within[1 : self.per_round]):
+            if budget is not None and budget.is_met(self.model.plan):
+                break
+            if self._may_leave(group.layer):
+                trial = self._trial(group)  # the others of this round have left since
                 if trial.loss - self.start > tolerance:
                     break
                 self._remove(trial)
-            self.points[-1] = replace(self.points[-1], tokens_per_second=self._speed())
-        return MET
+        return ""
 
     @torch.no_grad()
     def loss(self, model: Transformer | None = None) -> float:
