@@ -63,9 +63,9 @@ def repaired(study: Study, source: Source, search: Search, settings: PruneSettin
     begin = time.perf_counter()
     work = Path(tempfile.mkdtemp(prefix="prune-"))
     try:
-        point = search.points[len(search.removals)]
+        point = search.points[-1]
         attempts = Attempts(source, search, settings, work, search.device)
-        made = attempts.make(len(search.removals), repair=True)
+        made = attempts.make(len(search.points) - 1, repair=True)
     finally:
         shutil.rmtree(work, ignore_errors=True)
     sizes, first = point.sizes, search.points[0].sizes
@@ -111,7 +111,7 @@ def main() -> None:
             study.add({"order": "", "keep": 1, "rate": 0, "held_out": whole, "loss_aside": search.start}, 0)
         searched = time.perf_counter() - begin
         for keep in [1.0, *keeps]:
-            search.model.to(device)  # a repair has put it aside
+            search.put(device)  # a repair has moved it away
             begin = time.perf_counter()
             wanted = PruneSettings(keep=keep, **shared)
             search.to(wanted.target(source.checkpoint.plan), math.inf)

@@ -37,7 +37,7 @@ def written_rows(model: Decoder, count: int = 24, seed: int = 1) -> Rows:
         with torch.no_grad():
             return tokens, model.logits(tokens).argmax(-1)
 
-    return Rows([batch(0)], [batch(100), batch(200)])
+    return Rows([batch(0)], [batch(100), batch(200)], 2)
 
 
 def search_of(model: Decoder, rows: Rows | None = None, **settings: Any) -> Search:

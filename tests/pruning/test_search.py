@@ -1,6 +1,7 @@
 """The search: what leaves first, what that costs, and what never leaves."""
 
 import copy
+import itertools
 import math
 from dataclasses import replace
 from typing import Any
@@ -12,8 +13,10 @@ from torch.testing import assert_close
 from meristem.growth import LoopHeads
 from meristem.growth.apply import apply_edit
 from meristem.model import Decoder
+from meristem.model.block import Pass
 from meristem.plan import Plan
-from meristem.pruning.search import LEAST, LIMIT, MET, mean_loss
+from meristem.pruning.refit import behind, refit
+from meristem.pruning.search import LEAST, LIMIT, MET, Group, mean_loss
 from meristem.pruning.settings import Budget
 from pruning.helpers import CPU, search_of, strong_model, written_rows
 
@@ -40,8 +43,7 @@ def test_a_head_that_writes_nothing_leaves_first_and_changes_nothing() -> None:
     before = model.logits(tokens)
     search = search_of(model)
     assert search.to(Budget("heads", 7), math.inf) == MET
-    assert search.removals[0].group.layer == 1
-    assert search.removals[0].group.heads == (2,)
+    assert search.removals == [Group(1, (2,))]
     assert_close(model.logits(tokens), before, rtol=1e-4, atol=1e-4)
     assert search.points[1].loss == pytest.approx(search.start, abs=1e-5)
 
@@ -77,11 +79,12 @@ def test_the_curve_is_what_models_of_that_size_have() -> None:
     search = search_of(model, rows)
     search.to(Budget("heads", 4), math.inf)
     assert len(search.points) == 5
-    for removal, point in zip(search.removals, search.points[1:], strict=True):
-        apply_edit(untouched, None, removal.edit)
+    for before, point in itertools.pairwise(search.points):
+        for change in search.changes[before.changes : point.changes]:
+            apply_edit(untouched, None, change.edit)
+            assert change.event.plan == untouched.plan.digest
         assert mean_loss(untouched, rows.aside, CPU) == pytest.approx(point.loss, abs=1e-4)
         assert point.sizes.heads == sum(untouched.plan.heads)
-        assert removal.event.plan == untouched.plan.digest
     assert_close(untouched.state_dict(), model.state_dict())
 
 
@@ -104,7 +107,7 @@ def test_groups_that_share_a_key_leave_together(order: str) -> None:
     assert search.to(Budget("kv_bytes", search.points[0].sizes.kv_bytes * 2 / 3), math.inf) == MET
     assert sum(model.plan.kv_heads) == 4
     assert sum(model.plan.heads) == 8
-    assert all(len(removal.group.heads) == 2 for removal in search.removals)
+    assert all(len(group.heads) == 2 for group in search.removals)
     assert search.points[-1].sizes.kv_bytes * 3 == search.points[0].sizes.kv_bytes * 2
     assert mean_loss(model, rows.aside, CPU) == pytest.approx(search.points[-1].loss, abs=1e-4)
     assert search.to(None, math.inf) == LEAST
@@ -141,10 +144,10 @@ def test_where_heads_differ_in_size_what_is_saved_counts() -> None:
 
 
 def test_the_random_order_goes_by_its_seed() -> None:
-    def order(seed: int) -> list[tuple[int, tuple[int, ...]]]:
+    def order(seed: int) -> list[Group]:
         search = search_of(strong_model(PLAN), order="random", seed=seed)
         search.to(None, math.inf)
-        return [(removal.group.layer, removal.group.heads) for removal in search.removals]
+        return search.removals
 
     assert order(0) == order(0)
     assert order(0) != order(1)
@@ -157,4 +160,30 @@ def test_the_norm_order_takes_the_smallest_weights_first() -> None:
             part.mul_(0.5)
     search = search_of(model, order="norm")
     search.to(Budget("heads", 7), math.inf)
-    assert (search.removals[0].group.layer, search.removals[0].group.heads) == (0, (1,))
+    assert search.removals == [Group(0, (1,))]
+
+
+def test_feed_forward_layers_take_over_what_they_can() -> None:
+    """Where only what a feed-forward layer wrote itself is missing, it can write all of it again."""
+    model = strong_model(PLAN)
+    with torch.no_grad():
+        model.stack[0].feed_forward.gate_up.weight.mul_(20)
+        model.stack[0].feed_forward.down.weight.mul_(50)
+    rows = written_rows(model, count=200)
+    (tokens, targets), whole = rows.aside[0], copy.deepcopy(model)
+    seen = behind(model, 0, tokens, targets, CPU)
+    with torch.no_grad():
+        written = model.stack[0].feed_forward.down.weight.double() @ seen.hidden.T
+        passes: list[Pass] = []
+        model.loss(tokens, targets, watch=lambda layer, number, seen: passes.append(seen))
+        stream = passes[0].stream + passes[0].update
+        assert_close((stream.flatten(0, 1).double() + written.T), seen.stream, rtol=1e-4, atol=1e-4)
+        model.stack[0].feed_forward.down.weight.mul_(0.5)
+    lost = mean_loss(model, rows.aside, CPU)
+    edit = refit(model, whole, rows.shown, CPU)
+    assert lost > mean_loss(whole, rows.aside, CPU) + 0.1
+    assert mean_loss(model, rows.aside, CPU) < mean_loss(whole, rows.aside, CPU) + 0.1 * lost
+    again = copy.deepcopy(whole)
+    apply_edit(again, None, edit)
+    assert_close(again.state_dict(), model.state_dict())
+    assert refit(copy.deepcopy(whole), whole, rows.shown, CPU).down == {}

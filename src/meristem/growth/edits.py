@@ -368,9 +368,36 @@ class SetStrengths:
         return Moves.none(len(plan.layers))
 
 
+@dataclass(frozen=True, eq=False)
+class SetFeedForward:
+    """Give feed-forward layers other output projections, (d, f) by layer. This changes no structure."""
+
+    down: Mapping[int, Tensor]
+
+    def apply(self, plan: Plan) -> Plan:
+        for layer, weight in self.down.items():
+            plan.layer(layer)
+            if tuple(weight.shape) != (plan.width, plan.feed_forward):
+                expected = f"must be of shape {(plan.width, plan.feed_forward)}"
+                raise InputError(f"down[{layer}]", tuple(weight.shape), expected)
+        return plan
+
+    def tensors(self, plan: Plan, tensors: Tensors, kind: str) -> dict[str, Tensor]:
+        result = dict(tensors)
+        for layer, weight in self.down.items():
+            name = f"{PREFIX}{layer}.{DOWN}"
+            if kind in WEIGHTS and name in result:
+                result[name] = weight.to(result[name])
+        return result
+
+    def moves(self, plan: Plan) -> Moves:
+        return Moves.none(len(plan.layers))
+
+
 # --- names of tensors ------------------------------------------------------------------------------------------------
 
 PREFIX, QKV, OUT, BIAS = "blocks.", "attention.qkv.weight", "attention.out.weight", "attention.qkv.bias"
+DOWN = "feed_forward.down.weight"
 GAINS = ("attention.query_gain", "attention.key_gain")
 BLOCK = re.compile(r"blocks\.(\d+)\.(.*)")
 

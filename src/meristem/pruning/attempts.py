@@ -65,7 +65,7 @@ class Attempts:
         Without a repair the search has seen to that. With one it is tried with all removals, and if that is above, with
         half as many more than would do without.
         """
-        most = len(self.search.removals)
+        most = len(self.search.points) - 1
         first = self.make(most, repair=self.settings.repair > 0)
         if not first.repaired or not most or self._is_within(first.loss):
             return first
@@ -92,13 +92,13 @@ class Attempts:
     def make(self, kept: int, *, repair: bool) -> Attempt:
         """A run without the first `kept` groups, repaired or not."""
         self.made += 1
-        path, removals = self.work / str(self.made), self.search.removals[:kept]
+        path, changes = self.work / str(self.made), self.search.changes[: self.search.points[kept].changes]
         settings = self.settings if repair else replace(self.settings, repair=0)
-        checkpoint = pruned_checkpoint(self.source, removals)
+        checkpoint = pruned_checkpoint(self.source, changes)
         model = self.source.model(self.device, checkpoint)
         loss, measured = self.search.loss(model), held_out_numbers(self.source, model, self.device)
         held_out = measured.get("held_out_loss")
-        write_run(path, self.source, settings, checkpoint, removals, measured)
+        write_run(path, self.source, settings, checkpoint, changes, measured)
         if repair:
             model.cpu()
             self._make_room()
@@ -113,7 +113,7 @@ class Attempts:
 
     def _make_room(self) -> None:
         """Give back what the search no longer needs, for the time of a repair."""
-        self.search.model.cpu()
+        self.search.put(torch.device("cpu"))
         gc.collect()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()

@@ -21,17 +21,18 @@ from meristem.runs.divergence import batch_number
 
 SHARE = 4  # at most one in so many rows is set aside
 FEW = 16  # rows are enough where there are not more
-SHOWN = 64  # tokens for each number that the heads of a layer read at most, or `TOKENS`
+SHOWN = 64  # tokens for each number in a layer that is regressed on, or `TOKENS`
 
 Picks = NDArray[np.int64]  # where windows begin, or numbers of rows
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Batches that the loss is measured on, and others that show what heads read."""
+    """Batches that the loss is measured on, and others that show what layers do; `enough` of these for their heads."""
 
     aside: list[Batch]
     shown: list[Batch]
+    enough: int
 
 
 def pruning_rows(source: Source, settings: PruneSettings, device: torch.device) -> Rows:
@@ -45,8 +46,9 @@ def pruning_rows(source: Source, settings: PruneSettings, device: torch.device) 
         raise InputError("repair", settings.repair, f"updates see all of the {count} training rows; take fewer")
     repairs = range(source.step, source.step + settings.repair)
     trained = {int(pick) for step in repairs for pick in order(batch_number(step, rewinds))}
-    numbers = max(layer.query_width for layer in source.checkpoint.plan.layers)
-    wanted, enough = min(settings.sequences, count // SHARE), max(FEW, max(TOKENS, SHOWN * numbers) // context)
+    plan = source.checkpoint.plan
+    heads = _sequences(max(layer.query_width for layer in plan.layers), context)
+    wanted, enough = min(settings.sequences, count // SHARE), max(heads, _sequences(plan.feed_forward, context))
     aside: list[int] = []
     shown: list[int] = []
     for pick in _once(order, batch_number(repairs.stop, rewinds), 2 * count):  # from any place on, that is all of them
@@ -64,7 +66,13 @@ def pruning_rows(source: Source, settings: PruneSettings, device: torch.device) 
     return Rows(
         [make(part) for part in _parts(aside, source.config.eval.batch)],
         [make(part) for part in _parts(shown, per_look)],
+        -(-heads // per_look),
     )
+
+
+def _sequences(numbers: int, context: int) -> int:
+    """How many sequences it takes to regress on so many numbers."""
+    return max(FEW, max(TOKENS, SHOWN * numbers) // context)
 
 
 def _order(source: Source) -> tuple[Callable[[int], Picks], int]:

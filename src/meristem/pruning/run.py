@@ -58,7 +58,7 @@ def prune_run(
         best = attempts.best()
         result = PruneResult(
             folder, source.folder.path, source.step, settings, best.plan, tuple(search.points), best.kept, best.loss,
-            (before, best.held_out), best.repaired, ended if best.kept == len(search.removals) else LIMIT,
+            (before, best.held_out), best.repaired, ended if best.kept == len(search.points) - 1 else LIMIT,
             tuple(attempts.notes),
         )  # fmt: skip
         write_atomically(best.path / PRUNE_FILE, json.dumps(result.to_dict(), indent=1, allow_nan=False) + "\n")

@@ -6,6 +6,7 @@ of these leave, and the next round begins.
 
 from __future__ import annotations
 
+import copy
 import math
 import random
 from collections.abc import Callable, Sequence
@@ -21,20 +22,22 @@ from meristem.devices import autocast
 from meristem.gauges.probe import Batch, heads_read, look, writing
 from meristem.gauges.redundancy import HeadMoments, head_moments
 from meristem.growth.apply import apply_edit
-from meristem.growth.edits import RemoveGroup, RemoveHead
+from meristem.growth.edits import DOWN, RemoveGroup, RemoveHead, SetFeedForward
 from meristem.growth.events import GrowthEvent
 from meristem.model import Decoder, Transformer
+from meristem.pruning.refit import refit
 from meristem.pruning.rows import Rows
 from meristem.pruning.settings import Budget, PruneSettings, Sizes, fewest_groups, group_size
 from meristem.records import finite
 
 ROUNDS = 24  # in which all heads could leave
-TIMES = 8  # that the speed would be measured meanwhile
+TIMES = 8  # that the feed-forward layers would be refitted, and the speed measured, meanwhile
 SPARE = 2  # so many more heads are left out and measured than leave in a round, and as many again as leave
 GRADIENTS = 1  # of the shown batches, from which gradients are taken
 WRITTEN, CALLS = 32, 3  # tokens, and times that they are written, to see how fast a model is
 
 MET, LIMIT, LEAST = "the budget is met", "the loss would rise by more than the tolerance", "no more heads can leave"
+REFIT = "the feed-forward layers take over what they can"
 RULES = {
     "measured": "the loss misses it least, with the other heads in its place",
     "random": "drawn at random, as a control",
@@ -68,22 +71,23 @@ class Point:
     sizes: Sizes
     loss: float
     tokens_per_second: float | None = None
+    changes: int = 0  # that lead here
 
 
 @dataclass(frozen=True)
-class Removal:
-    """A group that has left, and the event that tells of it."""
+class Change:
+    """What was done to the model, and the event that tells of it: a group that left, or none."""
 
-    group: Group
-    edit: RemoveHead | RemoveGroup
+    edit: RemoveHead | RemoveGroup | SetFeedForward
     event: GrowthEvent
+    group: Group | None = None
 
 
 @dataclass
 class Search:
     """A model that becomes smaller, and everything that was found on the way.
 
-    `points` has the model at the start and after each of the `removals`.
+    `points` has the model at the start and after every removal; `changes` lead from one to the next.
     """
 
     model: Transformer
@@ -93,7 +97,7 @@ class Search:
     device: torch.device
     report: Report = lambda what, done, total: None
     points: list[Point] = field(default_factory=list)
-    removals: list[Removal] = field(default_factory=list)
+    changes: list[Change] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         plan = self.model.plan
@@ -103,7 +107,8 @@ class Search:
         groups = sum(len(heads) // size for heads, size in zip(self.left, self.sizes, strict=True))
         self.per_round, self.per_time = max(1, groups // ROUNDS), max(1, groups // TIMES)
         self.moments: list[HeadMoments] = []
-        self.timed = 0  # removals before the last point whose speed is known
+        self.whole = copy.deepcopy(self.model) if self.settings.fold else None
+        self.settled = 0  # the last point that was refitted and timed
         self.controls = self._controls()
         self.points.append(Point(Sizes.of(plan), self.loss(), self._speed()))
 
@@ -112,16 +117,48 @@ class Search:
         """The loss of the model as it was."""
         return self.points[0].loss
 
+    @property
+    def removals(self) -> list[Group]:
+        """The groups that have left."""
+        return [change.group for change in self.changes if change.group is not None]
+
+    def put(self, device: torch.device) -> None:
+        """Move what takes much memory elsewhere, or back."""
+        for model in (self.model, self.whole):
+            if model is not None:
+                model.to(device)
+
     def to(self, budget: Budget | None, tolerance: float) -> str:
         """Take heads out until a budget is met or the loss would have risen by more than `tolerance`; why it ended."""
         ended = ""
         while not ended:
             met = budget is not None and budget.is_met(self.model.plan)
             ended = MET if met else self._round(budget, tolerance)
-            if len(self.removals) - self.timed >= (1 if ended else self.per_time):
-                self.points[-1] = replace(self.points[-1], tokens_per_second=self._speed())
-                self.timed = len(self.removals)
+            since = len(self.points) - 1 - self.settled
+            if since >= (1 if ended else self.per_time):
+                gained = self._settle()
+                ended = "" if ended == LIMIT and gained else ended  # there may be room for another one now
         return ended
+
+    def _settle(self) -> bool:
+        """Let the feed-forward layers take over what they can, and see how fast the model is; whether the loss fell."""
+        self.settled = len(self.points) - 1
+        gained = False
+        if self.whole is not None:
+            before = self.points[-1].loss
+            kept = {name: tensor.detach().clone() for name, tensor in self.model.state_dict().items() if DOWN in name}
+            edit = refit(self.model, self.whole, self.rows.shown, self.device)
+            after = self.loss()
+            gained = after < before
+            if gained:
+                facts = {"loss_before": finite(before), "loss_after": finite(after)}
+                event = GrowthEvent(self.step, "prune", "refit", REFIT, None, facts, self.model.plan.digest)
+                self.changes.append(Change(edit, event))
+                self.points[-1] = replace(self.points[-1], loss=after, changes=len(self.changes))
+            else:
+                self.model.load_state_dict(kept, strict=False)
+        self.points[-1] = replace(self.points[-1], tokens_per_second=self._speed())
+        return gained
 
     def _round(self, budget: Budget | None, tolerance: float) -> str:
         """Rank all heads, and take out the best of them; why that cannot be, if so."""
@@ -252,8 +289,8 @@ class Search:
             moves.to_dict(),
         )  # fmt: skip
         assert plan != self.model.plan
-        self.removals.append(Removal(group, edit, event))
-        self.points.append(Point(Sizes.of(self.model.plan), trial.loss))
+        self.changes.append(Change(edit, event, group))
+        self.points.append(Point(Sizes.of(self.model.plan), trial.loss, changes=len(self.changes)))
 
     # --- parts -----------------------------------------------------------------------------------------------------
 
@@ -262,7 +299,7 @@ class Search:
         if not self.settings.fold:
             return []
         with autocast(self.device):
-            return head_moments(heads_read(self.model, *batch) for batch in self.rows.shown)
+            return head_moments(heads_read(self.model, *batch) for batch in self.rows.shown[: self.rows.enough])
 
     def _groups(self, layer: int) -> list[Group]:
         heads, size = self.left[layer], self.sizes[layer]

@@ -9,7 +9,7 @@ from pathlib import Path
 from meristem.config import Config, GrowthConfig
 from meristem.growth.apply import apply_edit
 from meristem.model import build_model
-from meristem.pruning.search import Removal
+from meristem.pruning.search import Change
 from meristem.pruning.settings import PruneSettings
 from meristem.pruning.source import Source
 from meristem.runs.checkpoint import Checkpoint, optimizer_tensors, restore_model
@@ -19,15 +19,15 @@ from meristem.training.branching import Trunk
 from meristem.training.optimizer import make_optimizer
 
 
-def pruned_checkpoint(source: Source, removals: Sequence[Removal]) -> Checkpoint:
+def pruned_checkpoint(source: Source, changes: Sequence[Change]) -> Checkpoint:
     """The checkpoint of a run without some heads: weights and moments are those of the others."""
     checkpoint = source.checkpoint
     model = build_model(checkpoint.plan)
     optimizer = make_optimizer(model, source.config.optimizer)
     restore_model(checkpoint, model, optimizer)
     settle(model)
-    for removal in removals:
-        apply_edit(model, optimizer, removal.edit)
+    for change in changes:
+        apply_edit(model, optimizer, change.edit)
     weights = {name: tensor.detach() for name, tensor in model.state_dict().items()}
     state = {**checkpoint.state, "plan": model.plan.to_dict(), "growth": None}
     moments = optimizer_tensors(model, optimizer)
@@ -49,7 +49,7 @@ def pruned_config(source: Source, settings: PruneSettings) -> Config:
 
 
 def write_run(
-    out: Path, source: Source, settings: PruneSettings, checkpoint: Checkpoint, removals: Sequence[Removal],
+    out: Path, source: Source, settings: PruneSettings, checkpoint: Checkpoint, changes: Sequence[Change],
     measured: Mapping[str, float],
 ) -> RunFolder:  # fmt: skip
     """Begin a run with a pruned model; `measured` is what its held-out data say of it, by names of metrics.jsonl."""
@@ -58,8 +58,8 @@ def write_run(
 
     def add(run: RunFolder) -> None:
         events = Log(run.events)
-        for removal in removals:
-            events.append(removal.event.to_dict())
+        for change in changes:
+            events.append(change.event.to_dict())
         if measured:
             Log(run.metrics).append({"step": source.step, **measured})
         if not settings.repair and source.step == config.train.steps:
