@@ -82,7 +82,7 @@ def test_moments_follow_and_a_repair_goes_on_with_the_data(whole: RunFolder, tmp
     source = {entry["step"]: entry for entry in whole.read(whole.metrics) if "loss" in entry}
     assert all(steps[step]["loss"] == source[step]["loss"] for step in source)
     rates = [steps[STEPS + number]["lr"] for number in (1, 2, 3)]
-    assert rates == pytest.approx([3e-4 * 2 / 3, 3e-4 / 3, 0.0], abs=1e-9)
+    assert rates == pytest.approx([6e-4 * 2 / 3, 6e-4 / 3, 0.0], abs=1e-9)
     assert load_run(result.folder, device="cpu").model.plan == result.plan
     assert resume(result.folder).step == STEPS + 3  # it is done
     with pytest.raises(InputError, match="was pruned"):

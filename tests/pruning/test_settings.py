@@ -71,6 +71,6 @@ def test_settings_that_cannot_be_are_refused(wrong: dict[str, object]) -> None:
 
 
 def test_flags_ask_for_the_same_again() -> None:
-    settings = PruneSettings(keep=0.5, repair=3, repair_rate=0.2, order="norm", fold=False)
-    assert settings.flags == ["--keep", "0.5", "--repair", "3", "--repair-rate", "0.2", "--order", "norm", "--no-fold"]
+    settings = PruneSettings(keep=0.5, repair=3, repair_rate=0.3, order="norm", fold=False)
+    assert settings.flags == ["--keep", "0.5", "--repair", "3", "--repair-rate", "0.3", "--order", "norm", "--no-fold"]
     assert PruneSettings().flags == []

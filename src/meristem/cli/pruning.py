@@ -38,7 +38,7 @@ def prune_command(
     repair: Annotated[int, typer.Option(help="Updates of training afterwards.")] = 0,
     repair_rate: Annotated[
         float, typer.Option(help="Their first learning rate, as a share of the run's peak; it falls to 0.")
-    ] = 0.1,
+    ] = 0.2,
     order: Annotated[PruneOrder, typer.Option(help="Which heads go first; random and norm are controls.")] = "measured",
     fold: Annotated[bool, typer.Option(help="Let the other heads of a layer take over what they can.")] = True,
     sequences: Annotated[int, typer.Option(help="Training rows set aside to measure losses on, at most.")] = 256,

@@ -85,7 +85,7 @@ class PruneSettings:
     budget: str | None = None
     tolerance: float = 0.01
     repair: int = 0
-    repair_rate: float = 0.1
+    repair_rate: float = 0.2
     order: PruneOrder = "measured"
     fold: bool = True  # whether the other heads of a layer take over what they can of one that leaves
     sequences: int = 256
