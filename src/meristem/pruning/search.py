@@ -33,6 +33,7 @@ from meristem.records import finite
 ROUNDS = 24  # in which all heads could leave
 TIMES = 8  # that the feed-forward layers would be refitted, and the speed measured, meanwhile
 SPARE = 2  # so many more heads are left out and measured than leave in a round, and as many again as leave
+TRIED = 8192  # tokens at least, on which heads are told apart
 GRADIENTS = 1  # of the shown batches, from which gradients are taken
 WRITTEN, CALLS = 32, 3  # tokens, and times that they are written, to see how fast a model is
 
@@ -109,6 +110,7 @@ class Search:
         self.moments: list[HeadMoments] = []
         self.whole = copy.deepcopy(self.model) if self.settings.fold else None
         self.settled = 0  # the last point that was refitted and timed
+        self.tried = _some(self.rows.aside)
         self.controls = self._controls()
         self.points.append(Point(Sizes.of(plan), self.loss(), self._speed()))
 
@@ -162,20 +164,19 @@ class Search:
 
     def _round(self, budget: Budget | None, tolerance: float) -> str:
         """Rank all heads, and take out the best of them; why that cannot be, if so."""
-        trials = self._ranked(budget)
-        within = [trial for trial in trials if trial.loss - self.start <= tolerance]
-        if not within:
-            return LIMIT if trials else LEAST
-        self._remove(within[0])
-        for group in (trial.group for trial in within[1 : self.per_round]):
-            if budget is not None and budget.is_met(self.model.plan):
+        groups = self._ranked(budget)
+        removed = 0
+        for group in groups:
+            met = budget is not None and budget.is_met(self.model.plan)
+            if removed == self.per_round or met:
                 break
-            if self._may_leave(group.layer):
-                trial = self._trial(group)  # the others of this round have left since
-                if trial.loss - self.start > tolerance:
-                    break
+            trial = self._trial(group, self.rows.aside) if self._may_leave(group.layer) else None
+            if trial is not None and trial.loss - self.start <= tolerance:
                 self._remove(trial)
-        return ""
+                removed += 1
+            elif removed:
+                break  # what is best now has to be seen anew
+        return "" if removed else LIMIT if groups else LEAST
 
     @torch.no_grad()
     def loss(self, model: Transformer | None = None) -> float:
@@ -184,7 +185,7 @@ class Search:
 
     # --- which heads go first --------------------------------------------------------------------------------------
 
-    def _ranked(self, budget: Budget | None) -> list[Trial]:
+    def _ranked(self, budget: Budget | None) -> list[Group]:
         """The groups that may leave next, best first; of a control, the next one alone."""
         groups = [
             group for layer in range(len(self.left)) if self._may_leave(layer) for group in self._groups(layer)
@@ -194,13 +195,14 @@ class Search:
             return []
         self.moments = self._moments()
         if self.settings.order != "measured":
-            return [self._trial(min(groups, key=lambda group: self.controls[group]))]
+            return [min(groups, key=lambda group: self.controls[group])]
         estimates = self._estimates(groups)
         groups.sort(key=lambda group: estimates[group] / self._saved(group, budget))
-        trials = [self._trial(group) for group in groups[: 2 * self.per_round + SPARE]]
-        now = self.points[-1].loss
+        now = mean_loss(self.model, self.tried, self.device)
+        trials = [self._trial(group, self.tried) for group in groups[: 2 * self.per_round + SPARE]]
         known = [trial for trial in trials if math.isfinite(trial.loss)]
-        return sorted(known, key=lambda trial: (trial.loss - now) / self._saved(trial.group, budget))
+        known.sort(key=lambda trial: (trial.loss - now) / self._saved(trial.group, budget))
+        return [trial.group for trial in known]
 
     def _estimates(self, groups: Sequence[Group]) -> dict[Group, float]:
         """By how much the loss would rise without each group, to second order.
@@ -253,8 +255,8 @@ class Search:
     # --- leaving a head out ----------------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def _trial(self, group: Group) -> Trial:
-        """What the loss is without a group: nothing else changes."""
+    def _trial(self, group: Group, batches: Sequence[Batch]) -> Trial:
+        """What the loss is without a group, on some batches: nothing else changes."""
         self.report("heads left", self.points[-1].sizes.heads, self.points[0].sizes.heads)
         weight = self.model.stack[group.layer].attention.out.weight.detach()
         out = weight.clone()
@@ -263,7 +265,7 @@ class Search:
             folded = self.moments[group.layer].folded(weight, self._first(group), len(group.heads))
             out = folded if bool(folded.isfinite().all()) else out
         with writing(self.model.stack[group.layer].attention.out.weight, out):
-            return Trial(group, self.loss(), out)
+            return Trial(group, mean_loss(self.model, batches, self.device), out)
 
     def _remove(self, trial: Trial) -> None:
         """Take a group out for good."""
@@ -341,6 +343,15 @@ class Search:
         rate = model_rate(self.model, self.device, prompt=prompt, tokens=tokens, calls=CALLS)
         release(self.model)
         return rate
+
+
+def _some(batches: list[Batch]) -> list[Batch]:
+    """Enough of the batches to tell heads apart: so many tokens, and a quarter of all."""
+    some: list[Batch] = []
+    for batch in batches:
+        if sum(tokens.numel() for tokens, _ in some) < TRIED or 4 * len(some) < len(batches):
+            some.append(batch)
+    return some
 
 
 @torch.no_grad()
