@@ -35,8 +35,8 @@ from meristem.pruning.source import Source, open_source
 class Study:
     """The lines that there are so far, and the place where runs are made and removed again."""
 
-    def __init__(self, out: Path, limit: float) -> None:
-        self.out, self.limit, self.begin, self.longest = out, limit, time.perf_counter(), 0.0
+    def __init__(self, out: Path, work: Path | None, limit: float) -> None:
+        self.out, self.work, self.limit, self.begin, self.longest = out, work, limit, time.perf_counter(), 0.0
         self.lines: list[dict[str, Any]] = json.loads(out.read_text())["lines"] if out.exists() else []
 
     def has(self, **key: Any) -> bool:
@@ -61,7 +61,7 @@ class Study:
 def repaired(study: Study, source: Source, search: Search, settings: PruneSettings, key: dict[str, Any]) -> None:
     """One size, before and after its repair."""
     begin = time.perf_counter()
-    work = Path(tempfile.mkdtemp(prefix="prune-"))
+    work = Path(tempfile.mkdtemp(prefix="prune-", dir=study.work))
     try:
         point = search.points[-1]
         attempts = Attempts(source, search, settings, work, search.device)
@@ -91,9 +91,10 @@ def main() -> None:
     parser.add_argument("--sequences", type=int, default=256)
     parser.add_argument("--no-fold", action="store_true")
     parser.add_argument("--limit", type=float, default=280, help="seconds after which nothing is begun")
+    parser.add_argument("--work", type=Path, help="where runs are made and removed again, such as /dev/shm")
     parser.add_argument("--device", default="auto")
     given = parser.parse_args()
-    study, device = Study(given.out, given.limit), choose_device(given.device)
+    study, device = Study(given.out, given.work, given.limit), choose_device(given.device)
     source = open_source(given.run, data=given.data, device=given.device)
     updates = max(1, round(given.repair * source.step))
     rates = [float(rate) for rate in given.rates.split(",")]

@@ -19,7 +19,9 @@ from meristem.pruning.rows import pruning_rows
 from meristem.pruning.search import Search
 from meristem.pruning.settings import Budget
 from meristem.pruning.source import open_source
+from meristem.report.page.events import growth_rows
 from meristem.report.page.file import report_page
+from meristem.report.run_growth import RunGrowth
 from meristem.runs.run_folder import RunFolder, load_run
 from meristem.training.loop import Outcome, resume, train
 from training.helpers import CPU, EAGER_HEADS, STEPS, tiny_config, trained
@@ -66,7 +68,13 @@ def test_the_page_tells_of_every_head_that_left(pruned: PruneResult) -> None:
     removals = [entry for entry in events if entry.get("action") == "removal"]
     assert len(removals) == 3
     assert all(entry["loss_without"] is not None and "misses it least" in entry["rule"] for entry in removals)
+    told = growth_rows(RunGrowth(RunFolder.open(pruned.folder)))
+    readings = [row["reading"] for row in told if row["action"] == "removal"]
+    assert readings == [
+        f"loss {entry['loss_with']:.4g} with it, {entry['loss_without']:.4g} without" for entry in removals
+    ]
     page = report_page([pruned.folder])
+    assert "took heads out of a trained model" in page
     assert page.count("a head has left") >= 3
     assert "meristem prune" in page
 

@@ -14,7 +14,7 @@ def test_it_shows_the_new_run_what_it_lost_and_what_it_saves(classifier: bool) -
     points.append(Smaller(6, 0.015, cache, 0.75, speed))
     picture = prune_svg(points, 2, "mine", tolerance=0.01, repaired=0.004)
     texts = [element.text for element in ElementTree.fromstring(picture).iter() if element.text]
-    for said in ("mine, pruned", "new run +0.0150", "repaired +0.0040", "tolerance 0.01", "attention 75%", "6 heads"):
+    for said in ("mine, pruned", "pruned +0.0150", "repaired +0.0040", "tolerance 0.01", "attention 75%", "6 heads"):
         assert any(said in text for text in texts), said
     assert any("KV cache" in text for text in texts) is not classifier
     assert any("tokens per second" in text for text in texts) is not classifier

@@ -174,8 +174,8 @@ class Search:
             if trial is not None and trial.loss - self.start <= tolerance:
                 self._remove(trial)
                 removed += 1
-            elif removed:
-                break  # what is best now has to be seen anew
+            elif removed or self.settings.order != "measured":
+                break  # what is best now has to be seen anew, and a control has no other choice
         return "" if removed else LIMIT if groups else LEAST
 
     @torch.no_grad()
@@ -186,7 +186,7 @@ class Search:
     # --- which heads go first --------------------------------------------------------------------------------------
 
     def _ranked(self, budget: Budget | None) -> list[Group]:
-        """The groups that may leave next, best first; of a control, the next one alone."""
+        """The groups that may leave next, best first; of a control, those of a round in its order."""
         groups = [
             group for layer in range(len(self.left)) if self._may_leave(layer) for group in self._groups(layer)
             if not self._is_looped(group) and self._saved(group, budget) > 0
@@ -195,7 +195,7 @@ class Search:
             return []
         self.moments = self._moments()
         if self.settings.order != "measured":
-            return [min(groups, key=lambda group: self.controls[group])]
+            return sorted(groups, key=lambda group: self.controls[group])[: self.per_round]
         estimates = self._estimates(groups)
         groups.sort(key=lambda group: estimates[group] / self._saved(group, budget))
         now = mean_loss(self.model, self.tried, self.device)

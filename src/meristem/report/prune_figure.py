@@ -88,7 +88,7 @@ def _loss_panel(
     low = min(0.0, *rises)
     scale = Scale(low - 0.05 * (high - low), high + 0.05 * (high - low))
     curves: list[Drawn] = [(BLUE, [(point.heads, point.rise) for point in points], 2.5)]
-    labels: list[Label] = [(new.rise, f"new run {new.rise:+.4f}", BLUE)]
+    labels: list[Label] = [(new.rise, f"pruned {new.rise:+.4f}", BLUE)]
     if tolerance is not None:
         curves.insert(0, (PURPLE, [(round(heads.low), tolerance), (round(heads.high), tolerance)], 0))
         labels.append((tolerance, f"tolerance {tolerance:g}", PURPLE))
