@@ -21,6 +21,7 @@ from meristem.pruning.settings import Budget
 from meristem.pruning.source import open_source
 from meristem.report.page.events import growth_rows
 from meristem.report.page.file import report_page
+from meristem.report.page.repeat import repeat_command
 from meristem.report.run_growth import RunGrowth
 from meristem.runs.run_folder import RunFolder, load_run
 from meristem.training.loop import Outcome, resume, train
@@ -76,7 +77,9 @@ def test_the_page_tells_of_every_head_that_left(pruned: PruneResult) -> None:
     page = report_page([pruned.folder])
     assert "took heads out of a trained model" in page
     assert page.count("a head has left") >= 3
-    assert "meristem prune" in page
+    flags = "--keep 0.5 --tolerance inf --sequences 16 --step 12"
+    assert repeat_command(pruned.folder, 1).startswith(f"meristem prune {pruned.source} {flags} --out ")
+    assert flags in page
 
 
 def test_moments_follow_and_a_repair_goes_on_with_the_data(whole: RunFolder, tmp_path: Path) -> None:

@@ -68,9 +68,3 @@ def test_keep_is_a_share_of_the_heads_and_at_most_that() -> None:
 def test_settings_that_cannot_be_are_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(InputError, match=next(iter(wrong))):
         PruneSettings(**wrong)  # type: ignore[arg-type]
-
-
-def test_flags_ask_for_the_same_again() -> None:
-    settings = PruneSettings(keep=0.5, repair=3, repair_rate=0.3, order="norm", fold=False)
-    assert settings.flags == ["--keep", "0.5", "--repair", "3", "--repair-rate", "0.3", "--order", "norm", "--no-fold"]
-    assert PruneSettings().flags == []

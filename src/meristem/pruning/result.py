@@ -59,7 +59,7 @@ class PruneResult:
     def to_dict(self) -> dict[str, Any]:
         """The result for JSON, which has no NaN: None stands for a number that is not finite."""
         return {
-            "format": FORMAT, "source": str(self.source), "step": self.step, "flags": self.settings.flags,
+            "format": FORMAT, "source": str(self.source), "step": self.step, "changed": self.settings.changed,
             "settings": self.settings.to_dict(),
             "before": flat(self.before), "after": {**flat(self.after), "loss": finite(self.loss)},
             "rise": finite(self.rise), "held_out": {"before": self.held_out[0], "after": self.held_out[1]},

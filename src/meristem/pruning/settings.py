@@ -118,12 +118,10 @@ class PruneSettings:
         return budget
 
     @property
-    def flags(self) -> list[str]:
-        """The options of `meristem prune` that ask for this, those left out that are as usual."""
+    def changed(self) -> dict[str, object]:
+        """The settings that are not as usual, as plain values for JSON; infinity is a text."""
         changed = {entry.name: value for entry in fields(self) if (value := getattr(self, entry.name)) != entry.default}
-        named = {name.replace("_", "-"): value for name, value in changed.items() if name != "fold"}
-        flags = [part for name, value in named.items() for part in (f"--{name}", f"{value}")]
-        return flags if self.fold else [*flags, "--no-fold"]
+        return {name: "inf" if value == math.inf else value for name, value in changed.items()}
 
     def to_dict(self) -> dict[str, object]:
         """Plain values for JSON, which has no infinity: None stands for no limit."""
