@@ -12,7 +12,7 @@ LAYERS = (
     "schedules", "plan", "moves",
     "model", "decoding", "gauges", "growth", "data", "config", "runs", "pretrained", "training",
     "comparison", "evaluation", "report", "watch", "export",
-    "registration", "integrations", "synthetic", "bench", "doctor",
+    "registration", "integrations", "synthetic", "bench", "pruning", "doctor",
     "cli", "__main__",
 )  # fmt: skip
 

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from meristem.model import Classifier, Decoder
     from meristem.plan import LayerPlan, Plan
     from meristem.pretrained import import_model
+    from meristem.pruning import PruneSettings, prune_run
     from meristem.runs.own_loop import restore, save
     from meristem.runs.run_folder import load_run
     from meristem.training.loop import resume, train
@@ -66,6 +67,7 @@ _HOMES = {
     "Plan": "meristem.plan",
     "Policy": "meristem.growth",
     "Prune": "meristem.growth",
+    "PruneSettings": "meristem.pruning",
     "Published": "meristem.growth",
     "RandomBirths": "meristem.growth",
     "RemoveBlock": "meristem.growth",
@@ -86,6 +88,7 @@ _HOMES = {
     "Muon": "meristem.training.muon",
     "parameter_groups": "meristem.training.optimizer",
     "prepared": "meristem.growth",
+    "prune_run": "meristem.pruning",
     "release": "meristem.decoding",
     "restore": "meristem.runs.own_loop",
     "resume": "meristem.training.loop",
@@ -114,6 +117,7 @@ __all__ = [
     "Plan",
     "Policy",
     "Prune",
+    "PruneSettings",
     "Published",
     "RandomBirths",
     "RemoveBlock",
@@ -134,6 +138,7 @@ __all__ = [
     "load_run",
     "parameter_groups",
     "prepared",
+    "prune_run",
     "release",
     "restore",
     "resume",

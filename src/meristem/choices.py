@@ -29,3 +29,5 @@ KnownTaskKind = Literal["teacher", "bag", "noise"]
 DemoCriterion = Literal["demand", "published"]
 
 ExportFormat = Literal["hf", "llama", "onnx", "gguf"]
+
+PruneOrder = Literal["measured", "random", "norm"]  # which heads go first: the last two are controls

@@ -170,7 +170,7 @@ class Story:
 
     def _python(self, block: Block) -> None:
         self._props.provide_names(self._names, block.text)
-        for name in re.findall(r'"([\w/.-]+)"', block.text):
+        for name in re.findall(r'(?<!out=)"([\w/.-]+)"', block.text):  # not what it makes itself
             self._props.provide(name)
         exec(compile("\n" * (block.line - 1) + block.text, block.page, "exec"), self._names)
 

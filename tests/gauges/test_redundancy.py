@@ -67,3 +67,20 @@ def test_incrt_oracle_15_a_duplicate_leaves_without_a_trace() -> None:
 def test_a_layer_that_reads_nothing_has_no_redundant_numbers_to_trip_over() -> None:
     shares = moments(torch.zeros(4, 2, 3, 2)).shares(torch.zeros(5, 4))
     assert bool(shares.isfinite().all())
+
+
+def test_heads_that_leave_together_are_folded_like_one_after_the_other() -> None:
+    outputs, out = random(50, 5, 3, 2, seed=4), random(6, 10, seed=5)
+    known = moments(outputs)
+    together = known.folded(out, 1, 2)
+    flat = outputs.transpose(1, 2).flatten(0, 1)
+    others = torch.cat((flat[:, :1], flat[:, 3:]), 1).flatten(1)
+    own = flat[:, 1:3].flatten(1) @ out[:, 2:6].T
+    fit = torch.linalg.lstsq(others, own).solution.T
+    assert together[:, 2:6].eq(0).all()
+    torch.testing.assert_close(torch.cat((together[:, :2], together[:, 6:]), 1) - out[:, [0, 1, 6, 7, 8, 9]], fit,
+                               rtol=1e-4, atol=1e-4)  # fmt: skip
+    once = known.folded(out, 1)
+    stays = [0, 1, 4, 5, 6, 7, 8, 9]
+    twice = known.without(1).folded(once[:, stays], 1)
+    torch.testing.assert_close(twice, together[:, stays], rtol=1e-4, atol=1e-4)

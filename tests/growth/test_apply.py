@@ -15,7 +15,7 @@ from torch import Tensor
 
 from meristem import Decoder, InputError, LayerPlan, Plan, parameter_groups
 from meristem.growth.apply import apply_edit
-from meristem.growth.edits import FIRST_MOMENTS, SECOND_MOMENTS, AddHead, RemoveHead
+from meristem.growth.edits import FIRST_MOMENTS, SECOND_MOMENTS, AddHead, RemoveGroup, RemoveHead, SetFeedForward
 from meristem.growth.head_surgery import Head, head_of, newborn_head
 from meristem.model.attention import View
 from meristem.plan import Loop
@@ -313,3 +313,43 @@ def test_heads_that_share_keys_and_values_never_become_one_that_has_its_own() ->
     assert_same(before, everything(model, optimizer))
     apply_edit(model, optimizer, AddHead(0, newborn(shared=True)))
     assert model.plan == plan_of(3, shared=True)
+
+
+def test_a_group_leaves_with_its_keys_and_its_moments() -> None:
+    """What is left is a model built from the rows and columns of the others, and so are its moments."""
+    layer = LayerPlan(6, DIM, 3, loop=Loop((0, 5), 1))
+    model, optimizer = trained(Plan(WIDTH, VOCABULARY, CONTEXT, 32, (layer,)))
+    attention = model.stack[0].attention
+    heads, pairs = [0, 1, 4, 5], [0, 2]
+    rows = [
+        start * DIM + at
+        for start in (*heads, *(6 + pair for pair in pairs), *(9 + pair for pair in pairs))
+        for at in range(DIM)
+    ]
+    columns = [head * DIM + at for head in heads for at in range(DIM)]
+    qkv, out = attention.qkv.weight, attention.out.weight
+    kept = {
+        "qkv": [tensor.detach()[rows] for tensor in (qkv, optimizer.state[qkv]["exp_avg"])],
+        "out": [tensor.detach()[:, columns] for tensor in (out, optimizer.state[out]["exp_avg"])],
+    }
+    apply_edit(model, optimizer, RemoveGroup(0, 1))
+    assert model.plan.layers[0] == LayerPlan(4, DIM, 2, loop=Loop((0, 3), 1))
+    for name, (weight, moment) in kept.items():
+        parameter = getattr(model.stack[0].attention, name).weight
+        assert torch.equal(parameter, weight)
+        assert torch.equal(optimizer.state[parameter]["exp_avg"], moment)
+    update(model, optimizer, 5)
+    for edit, wrong in ((RemoveGroup(0, 0), "looped"), (RemoveGroup(0, 7), "group"), (RemoveGroup(1, 0), "layer")):
+        with pytest.raises(InputError, match=wrong):
+            apply_edit(model, optimizer, edit)
+
+
+def test_feed_forward_layers_are_given_what_they_write_and_keep_their_moments() -> None:
+    model, optimizer = trained(plan_of(2, 2))
+    weight = model.stack[1].feed_forward.down.weight
+    moment, new = optimizer.state[weight]["exp_avg"].clone(), torch.randn(weight.shape)
+    assert apply_edit(model, optimizer, SetFeedForward({1: new})).stays
+    assert torch.equal(model.stack[1].feed_forward.down.weight, new)
+    assert torch.equal(optimizer.state[model.stack[1].feed_forward.down.weight]["exp_avg"], moment)
+    with pytest.raises(InputError, match="down"):
+        apply_edit(model, optimizer, SetFeedForward({0: new.T}))

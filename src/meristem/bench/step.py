@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch._inductor.utils import fresh_cache
 
 from meristem.config import OptimizerConfig
 from meristem.devices import autocast, compute_dtype, keep_freed_memory, peak_flops
@@ -186,6 +185,8 @@ def cold_kernels() -> Iterator[None]:
 
     That is all that a plain training step compiles.
     """
+    from torch._inductor.utils import fresh_cache  # it takes two seconds
+
     with fresh_cache():
         yield
 

@@ -2,8 +2,8 @@
 
 # The order of these is that of the help.
 from meristem.cli import (  # noqa: I001
-    plans, configs, train, importing, results, watch, compare, generation, predictions, export,  # noqa: F401
-    data, bench, demos, doctor,  # noqa: F401
+    plans, configs, train, importing, results, pruning, watch, compare, generation, predictions,  # noqa: F401
+    export, data, bench, demos, doctor,  # noqa: F401
 )  # fmt: skip
 from meristem.cli.app import app
 from meristem.cli.entry import main

@@ -5,8 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -17,7 +16,7 @@ from meristem.errors import InputError, RunError
 from meristem.evaluation.audit import CONFIDENCE, Audit, AuditSettings, Gain, HeadFinding, LayerFinding
 from meristem.gauges.demand import DemandGauge
 from meristem.gauges.gauge import gauge_place
-from meristem.gauges.probe import Batch, Batches, heads_read, look, silenced
+from meristem.gauges.probe import Batch, Batches, heads_read, look, silenced, writing
 from meristem.gauges.redundancy import head_moments
 from meristem.growth import AddHead
 from meristem.growth.apply import apply_edit
@@ -103,7 +102,7 @@ class _Auditor:
 
     def _losses_writing(self, layer: int, out: Tensor) -> list[float]:
         """The losses with another output projection in a layer."""
-        with _writing(self.model.stack[layer].attention.out.weight, out):
+        with writing(self.model.stack[layer].attention.out.weight, out):
             return sequence_losses(self.model, self.held_out)
 
     # --- what is still asked for ------------------------------------------------------------------------------------
@@ -232,16 +231,3 @@ def _cannot_grow(layer: LayerPlan) -> str:
     except InputError as error:
         return str(error)
     return ""
-
-
-@contextmanager
-def _writing(weight: Tensor, out: Tensor) -> Iterator[None]:
-    """Another output projection for a while."""
-    before = weight.detach().clone()
-    with torch.no_grad():
-        weight.copy_(out)
-    try:
-        yield
-    finally:
-        with torch.no_grad():
-            weight.copy_(before)

@@ -153,6 +153,19 @@ def silenced(model: Growable) -> Iterator[None]:
             torch._foreach_copy_(weights, saved)
 
 
+@contextmanager
+def writing(weight: Tensor, out: Tensor) -> Iterator[None]:
+    """Another output projection in the place of a layer's own, for a while."""
+    before = weight.detach().clone()
+    with torch.no_grad():
+        weight.copy_(out)
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            weight.copy_(before)
+
+
 def _chosen(tokens: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """Some sequences of this process, one at least."""
     chosen = some_of(len(tokens), max(world(), min(SEQUENCES, TOKENS // tokens.shape[1])))

@@ -50,15 +50,32 @@ class HeadMoments:
         unique = torch.linalg.solve_triangular(_cholesky(blocks), written, upper=False).square().sum((1, 2))
         return unique / (out @ self.gram * out).sum().clamp(min=torch.finfo(torch.float64).tiny)
 
-    def folded(self, out: Tensor, head: int) -> Tensor:
-        """The output projection (d, heads e) of the others with what they can make of a head's part, its own zero."""
-        inverse, own = torch.cholesky_inverse(self._factor()), slice(head * self.head_dim, (head + 1) * self.head_dim)
+    def folded(self, out: Tensor, head: int, count: int = 1) -> Tensor:
+        """The output projection (d, heads e) of the others with what they can make of a head's part, its own zero.
+
+        With `count` that is the part of so many heads from this one on, which leave together.
+        """
+        inverse, own = self.inverse(), self.place(head, count)
         # Columns of the inverse give the regression of this head's reading on the others'.
         regression = -torch.linalg.solve(inverse[own, own], inverse[:, own], left=False)
         regression[own] = 0
         result = out.double() + out.double()[:, own] @ regression.mT
         result[:, own] = 0
         return result.to(out)
+
+    def without(self, head: int, count: int = 1) -> HeadMoments:
+        """The moments of the others, where `count` heads from this one on have left."""
+        stays = torch.ones(len(self.gram), dtype=torch.bool, device=self.gram.device)
+        stays[self.place(head, count)] = False
+        return HeadMoments(self.gram[stays][:, stays], self.head_dim)
+
+    def inverse(self) -> Tensor:
+        """The inverse of the moments with a ridge."""
+        return torch.cholesky_inverse(self._factor())
+
+    def place(self, head: int, count: int = 1) -> slice:
+        """The rows and columns of `count` heads from this one on."""
+        return slice(head * self.head_dim, (head + count) * self.head_dim)
 
     def _factor(self) -> Tensor:
         """The Cholesky factor of the moments with a ridge."""

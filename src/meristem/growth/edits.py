@@ -19,12 +19,14 @@ from meristem.errors import InputError
 from meristem.growth.head_surgery import (
     Head,
     check_head,
+    drop_group,
     drop_head,
     empty_head,
     insert_head,
     mean_head,
     repacked,
     with_head,
+    without_group,
     without_head,
 )
 from meristem.limits import MOST_LAYERS
@@ -179,8 +181,7 @@ class RemoveHead:
     def apply(self, plan: Plan) -> Plan:
         old = plan.layer(self.layer)
         new = without_head(old, self.head, with_loop=self.with_loop)
-        if self.out is not None and tuple(self.out.shape) != (plan.width, old.query_width):
-            raise InputError("out", tuple(self.out.shape), f"must be of shape {(plan.width, old.query_width)}")
+        _check_folded(plan, old, self.out)
         return plan.with_layer(self.layer, new)
 
     def tensors(self, plan: Plan, tensors: Tensors, kind: str) -> dict[str, Tensor]:
@@ -202,6 +203,38 @@ class RemoveHead:
 
     def moves(self, plan: Plan) -> Moves:
         heads = [head for head in range(plan.layers[self.layer].heads) if head != self.head]
+        return Moves(tuple(range(len(plan.layers))), {self.layer: tuple(heads)})
+
+
+@dataclass(frozen=True, eq=False)
+class RemoveGroup:
+    """Take a pair of keys and values out of a layer, with all the heads that share it: then the cache shrinks.
+
+    `out` (d, heads e) is the layer's output projection with what the other heads make of their part, as in
+    `RemoveHead`.
+    """
+
+    layer: int
+    group: int
+    out: Tensor | None = None
+
+    def apply(self, plan: Plan) -> Plan:
+        old = plan.layer(self.layer)
+        _check_folded(plan, old, self.out)
+        return plan.with_layer(self.layer, without_group(old, self.group))
+
+    def tensors(self, plan: Plan, tensors: Tensors, kind: str) -> dict[str, Tensor]:
+        layer = plan.layers[self.layer]
+
+        def drop(qkv: Tensor, out: Tensor) -> tuple[Tensor, Tensor]:
+            folded = self.out.to(out) if kind in WEIGHTS and self.out is not None else out
+            return drop_group(layer, qkv, folded, self.group)
+
+        return _with_projections(tensors, self.layer, plan, drop)
+
+    def moves(self, plan: Plan) -> Moves:
+        old = plan.layers[self.layer]
+        heads = [head for head in range(old.heads) if head // (old.heads // old.kv_heads) != self.group]
         return Moves(tuple(range(len(plan.layers))), {self.layer: tuple(heads)})
 
 
@@ -360,9 +393,36 @@ class SetStrengths:
         return Moves.none(len(plan.layers))
 
 
+@dataclass(frozen=True, eq=False)
+class SetFeedForward:
+    """Give feed-forward layers other output projections, (d, f) by layer. This changes no structure."""
+
+    down: Mapping[int, Tensor]
+
+    def apply(self, plan: Plan) -> Plan:
+        for layer, weight in self.down.items():
+            plan.layer(layer)
+            if tuple(weight.shape) != (plan.width, plan.feed_forward):
+                expected = f"must be of shape {(plan.width, plan.feed_forward)}"
+                raise InputError(f"down[{layer}]", tuple(weight.shape), expected)
+        return plan
+
+    def tensors(self, plan: Plan, tensors: Tensors, kind: str) -> dict[str, Tensor]:
+        result = dict(tensors)
+        for layer, weight in self.down.items():
+            name = f"{PREFIX}{layer}.{DOWN}"
+            if kind in WEIGHTS and name in result:
+                result[name] = weight.to(result[name])
+        return result
+
+    def moves(self, plan: Plan) -> Moves:
+        return Moves.none(len(plan.layers))
+
+
 # --- names of tensors ------------------------------------------------------------------------------------------------
 
 PREFIX, QKV, OUT, BIAS = "blocks.", "attention.qkv.weight", "attention.out.weight", "attention.qkv.bias"
+DOWN = "feed_forward.down.weight"
 GAINS = ("attention.query_gain", "attention.key_gain")
 BLOCK = re.compile(r"blocks\.(\d+)\.(.*)")
 
@@ -370,6 +430,12 @@ BLOCK = re.compile(r"blocks\.(\d+)\.(.*)")
 def projection_names(layer: int) -> tuple[str, str]:
     """The names of a layer's two projections in a model."""
     return f"{PREFIX}{layer}.{QKV}", f"{PREFIX}{layer}.{OUT}"
+
+
+def _check_folded(plan: Plan, layer: LayerPlan, out: Tensor | None) -> None:
+    """Refuse an output projection that is not as large as that of the layer."""
+    if out is not None and tuple(out.shape) != (plan.width, layer.query_width):
+        raise InputError("out", tuple(out.shape), f"must be of shape {(plan.width, layer.query_width)}")
 
 
 def _block(tensors: Tensors, layer: int) -> dict[str, Tensor]:

@@ -78,6 +78,24 @@ def without_head(layer: LayerPlan, head: int, *, with_loop: bool = False) -> Lay
     return replace(layer, heads=layer.heads - 1, kv_heads=layer.kv_heads - (0 if shared else 1), loop=loop)
 
 
+def without_group(layer: LayerPlan, group: int) -> LayerPlan:
+    """The layer without a pair of keys and values and all the heads that share it; its loop follows those that stay."""
+    size = layer.heads // layer.kv_heads
+    if not 0 <= group < layer.kv_heads:
+        raise InputError("group", group, f"must be in 0..{layer.kv_heads - 1}")
+    if layer.kv_heads == 1:
+        raise InputError("group", group, "is the last one of its layer and has to stay")
+    loop, own = layer.loop, range(group * size, (group + 1) * size)
+    if loop is not None:
+        if set(loop.heads) & set(own):
+            raise InputError("group", group, f"has looped heads, {list(loop.heads)}, which leave with their loop only")
+        kept, fading = (
+            tuple(head - size * (head >= own.stop) for head in heads) for heads in (loop.heads, loop.fading)
+        )
+        loop = Loop(kept, loop.passes, fading)
+    return replace(layer, heads=layer.heads - size, kv_heads=layer.kv_heads - 1, loop=loop)
+
+
 def check_head(layer: LayerPlan, width: int, head: Head) -> None:
     """Refuse, by name, a head that does not fit into a layer of a model of this width."""
     shared = layer.heads != layer.kv_heads
@@ -118,6 +136,14 @@ def drop_head(layer: LayerPlan, qkv: Tensor, out: Tensor, head: int) -> tuple[Te
     shared = layer.heads != layer.kv_heads
     kept = [_without(queries, head, e), *(part if shared else _without(part, head, e) for part in (keys, values))]
     return torch.cat(kept), _without(out.T, head, e).T.contiguous()
+
+
+def drop_group(layer: LayerPlan, qkv: Tensor, out: Tensor, group: int) -> tuple[Tensor, Tensor]:
+    """Both weights without a pair of keys and values and the heads that share it."""
+    e, size = layer.head_dim, layer.heads // layer.kv_heads
+    queries, keys, values = qkv.split((layer.query_width, layer.kv_width, layer.kv_width))
+    kept = [_without(queries, group, size * e), *(_without(part, group, e) for part in (keys, values))]
+    return torch.cat(kept), _without(out.T, group, size * e).T.contiguous()
 
 
 def packed_layer(source: LayerPlan, shape: LayerPlan) -> LayerPlan:

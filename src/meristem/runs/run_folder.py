@@ -44,6 +44,8 @@ from meristem.wording import listed
 
 logger = logging.getLogger(__name__)
 
+PRUNE_FILE = "prune.json"  # of a run that begins with a pruned model: how it was pruned
+
 
 @dataclass(frozen=True)
 class RunFolder:
@@ -88,7 +90,7 @@ class RunFolder:
         runs, and of two processes that begin one at the same time, one finds the other at work.
         """
         path = new_folder("out", path)
-        _check_empty(path)
+        check_empty(path)
         remove_remains(path)
         aside = beside(path, "partial")
         shutil.rmtree(aside, ignore_errors=True)
@@ -108,7 +110,7 @@ class RunFolder:
                 try:
                     aside.rename(path)
                 except OSError:
-                    _check_empty(path)
+                    check_empty(path)
                     raise
                 flush(path.parent)
                 yield cls(path)
@@ -229,7 +231,7 @@ def binding(folder: RunFolder, config: Config) -> dict[str, Any]:
     return {"origin": None if origin is None else origin.digest, "settings": json.loads(json.dumps(settings))}
 
 
-def _check_empty(path: Path) -> None:
+def check_empty(path: Path) -> None:
     """Refuse to begin a run where there is something, and say who is at work there if somebody is."""
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         check_free(path)
@@ -319,6 +321,27 @@ def _wanted(folder: RunFolder, step: int | str) -> Path:
     return names[wanted]
 
 
+def open_checkpoint(
+    folder: RunFolder, *, step: int | str | None = None, average: bool = False,
+    report: Callable[[str], None] = logger.warning,
+) -> Checkpoint:  # fmt: skip
+    """The newest whole checkpoint of a run, or that of a step, or the best; with `average`, that is its weights."""
+    checkpoint: Checkpoint | None
+    if step is None:
+        checkpoint = load_newest(folder.checkpoints, report)
+        if checkpoint is None:
+            raise RunError(f"{folder.checkpoints}: holds no whole checkpoint yet")
+    else:
+        checkpoint = load_checkpoint(_wanted(folder, step))
+    if not average:
+        return checkpoint
+    try:
+        return checkpoint.averaged()
+    except InputError as error:
+        expected = f"{error.expected}; {folder.path} was trained with train.average = {folder.config.train.average}"
+        raise InputError("average", True, expected) from None
+
+
 def load_run(
     path: str | Path, *, step: int | str | None = None, average: bool = False, device: str = "auto",
     report: Callable[[str], None] = logger.warning,
@@ -333,19 +356,7 @@ def load_run(
     (12, (2, 4))
     """
     folder = RunFolder.open(Path(path))
-    checkpoint: Checkpoint | None
-    if step is None:
-        checkpoint = load_newest(folder.checkpoints, report)
-        if checkpoint is None:
-            raise RunError(f"{folder.checkpoints}: holds no whole checkpoint yet")
-    else:
-        checkpoint = load_checkpoint(_wanted(folder, step))
-    if average:
-        try:
-            checkpoint = checkpoint.averaged()
-        except InputError as error:
-            expected = f"{error.expected}; {folder.path} was trained with train.average = {folder.config.train.average}"
-            raise InputError("average", True, expected) from None
+    checkpoint = open_checkpoint(folder, step=step, average=average, report=report)
     place = choose_device(device)
     model = build_model(checkpoint.plan)
     try:

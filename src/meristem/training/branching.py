@@ -27,7 +27,7 @@ from meristem.runs.checkpoint import (
 from meristem.runs.divergence import Rewind, write_rewinds
 from meristem.runs.log import Log, log_until, positions
 from meristem.runs.origin import first_difference
-from meristem.runs.run_folder import RunFolder, binding
+from meristem.runs.run_folder import PRUNE_FILE, RunFolder, binding
 from meristem.runs.start import write_start
 from meristem.training.distributed import Processes
 from meristem.training.going_on import rewind_event
@@ -105,8 +105,14 @@ class Trunk:
         returns = [number for number, rewind in enumerate(rewinds, 1) if rewind.to_step == self.step]
         return rewinds[: max([known, *returns])]
 
-    def fill(self, run: RunFolder, config: Config, checkpoint: Checkpoint) -> None:
-        """Give a run that has an origin, and nothing more, all that it goes on from."""
+    def fill(
+        self, run: RunFolder, config: Config, checkpoint: Checkpoint,
+        add: Callable[[RunFolder], None] = lambda run: None,
+    ) -> None:  # fmt: skip
+        """Give a run that has an origin, and nothing more, all that it goes on from.
+
+        `add` writes to its logs what happened between the trunk's checkpoint and this one, if it is another.
+        """
         state = checkpoint.state
         known = positions(state)
         for log, source in zip(run.logs, self.folder.logs, strict=True):
@@ -123,6 +129,7 @@ class Trunk:
             if event not in told:
                 events.append(event)
         events.append({"step": self.step, "event": "branch", "run": str(self.folder.path)})
+        add(run)
         logs = {log.name: Log(log).position.to_dict() for log in run.logs}
         own = {
             **state, **binding(run, config), "logs": logs, "rewinds": len(rewinds),
@@ -138,6 +145,8 @@ def begin_anew(
     run: RunFolder, config: Config, data: TokenData | LabelledData, peers: Processes, say: Callable[[str], None]
 ) -> None:
     """Put aside what a run has done; one that began with something of another run is given that again."""
+    if (run.path / PRUNE_FILE).is_file():
+        raise InputError("run", str(run.path), "was pruned, and has no start of its own; prune its source again")
     trunk, start = Trunk.of(config), Start.of(config)
     if trunk is not None:
         trunk.followed(config, data)

@@ -15,7 +15,7 @@ Entry = Mapping[str, Any]
 ACTIONS = {
     "birth": "head born", "removal": "head removed", "spare": "head kept after a trial", "add": "loop begun",
     "deepen": "loop deepened", "fade": "other heads left the loop", "fix": "growth of loops ended",
-    "wait": "put off", "stack": "blocks copied", "postponed": "postponed",
+    "wait": "put off", "stack": "blocks copied", "postponed": "postponed", "refit": "feed-forward layers refitted",
 }  # fmt: skip
 RUN_EVENTS = ("start", "resume", "branch", "rewind", "stopped", "finished", "not_saved")
 MOST_SKIPPED = 20  # updates that are told one by one
@@ -28,7 +28,7 @@ def growth_rows(growth: RunGrowth) -> list[dict[str, Any]]:
     """
     numbers, rows = growth.numbers, []
     sound = {
-        (one.step, one.policy, one.action, one.layer): one
+        (one.step, one.policy, one.action, one.layer, one.plan): one
         for one in growth.heads.decisions
         if isinstance(one, GrowthEvent)
     }
@@ -37,7 +37,7 @@ def growth_rows(growth: RunGrowth) -> list[dict[str, Any]]:
             continue
         if event.layer is not None and not 0 <= event.layer < numbers.all_layers:
             continue
-        known = sound.get((event.step, event.policy, event.action, event.layer))
+        known = sound.get((event.step, event.policy, event.action, event.layer, event.plan))
         told = event if known is None else known
         reason = _reason(told, growth.config.tolerance)
         rows.append(

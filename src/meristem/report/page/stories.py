@@ -9,6 +9,7 @@ from meristem.config.growth import table_name
 from meristem.growth.descriptions import MEASURES
 from meristem.growth.policies import POLICIES
 from meristem.report.run_growth import RunGrowth
+from meristem.runs.run_folder import PRUNE_FILE
 from meristem.wording import counted
 
 Entry = Mapping[str, Any]  # a row of the table of events
@@ -16,6 +17,8 @@ Entry = Mapping[str, Any]  # a row of the table of events
 
 def policy_stories(growth: RunGrowth, rows: Sequence[Entry], last_step: int) -> list[dict[str, str]]:
     """What every policy of a run has done, and why it did no more, in a sentence or two each."""
+    if (growth.folder.path / PRUNE_FILE).is_file():
+        return [{"policy": "prune", "text": "meristem prune took heads out of a trained model; since then none grow."}]
     if not growth.config.growth.policies:
         return [{"policy": "", "text": "growth.policies is empty: the structure was to stay as it is."}]
     stories = []

@@ -1,0 +1,121 @@
+"""Which training rows pruning goes by: some are set aside to measure the loss, others show what heads read.
+
+None of them is one of the held-out rows that evaluations report, and no update of the repair sees those set aside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from meristem.data import LabelledData, RowSampler, Sampler, TokenData, padded_length
+from meristem.errors import InputError
+from meristem.gauges.probe import TOKENS, Batch
+from meristem.pruning.settings import PruneSettings
+from meristem.pruning.source import Source
+from meristem.runs.divergence import batch_number
+
+SHARE = 4  # at most one in so many rows is set aside
+FEW = 16  # rows are enough where there are not more
+SHOWN = 64  # tokens for each number in a layer that is regressed on, or `TOKENS`
+
+Picks = NDArray[np.int64]  # where windows begin, or numbers of rows
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Batches that the loss is measured on, and others that show what layers do; `enough` of these for their heads."""
+
+    aside: list[Batch]
+    shown: list[Batch]
+    enough: int
+
+
+def pruning_rows(source: Source, settings: PruneSettings, device: torch.device) -> Rows:
+    """Training rows that follow those of the run's updates and of its repair, in the run's own order.
+
+    Where less than an epoch was trained on, no update has seen them.
+    """
+    data, context, rewinds = source.data, source.checkpoint.plan.context, source.folder.rewinds
+    order, count = _order(source)
+    if settings.repair * source.config.train.batch_size >= count:
+        raise InputError("repair", settings.repair, f"updates see all of the {count} training rows; take fewer")
+    repairs = range(source.step, source.step + settings.repair)
+    trained = {int(pick) for step in repairs for pick in order(batch_number(step, rewinds))}
+    plan = source.checkpoint.plan
+    heads = _sequences(max(layer.query_width for layer in plan.layers), context)
+    wanted, enough = min(settings.sequences, count // SHARE), max(heads, _sequences(plan.feed_forward, context))
+    aside: list[int] = []
+    shown: list[int] = []
+    for pick in _once(order, batch_number(repairs.stop, rewinds), 2 * count):  # from any place on, that is all of them
+        if len(aside) < wanted and pick not in trained:
+            aside.append(pick)
+        elif len(shown) < enough:
+            shown.append(pick)
+        elif len(aside) == wanted:
+            break
+    if len(aside) < min(FEW, wanted) and wanted > 1:
+        raise InputError("repair", settings.repair, f"updates see too many of the {count} training rows; take fewer")
+    if wanted < 2 or not shown:
+        raise InputError("training rows", count, "are too few to set some aside; use more data")
+    make, per_look = _maker(data, context, device), max(1, TOKENS // context)
+    return Rows(
+        [make(part) for part in _parts(aside, source.config.eval.batch)],
+        [make(part) for part in _parts(shown, per_look)],
+        -(-heads // per_look),
+    )
+
+
+def _sequences(numbers: int, context: int) -> int:
+    """How many sequences it takes to regress on so many numbers."""
+    return max(FEW, max(TOKENS, SHOWN * numbers) // context)
+
+
+def _order(source: Source) -> tuple[Callable[[int], Picks], int]:
+    """The picks of a batch by its number, and how many there are in all."""
+    data, size, seed = source.data, source.config.train.batch_size, source.config.data.seed
+    if isinstance(data, TokenData):
+        windows = Sampler(len(data.split("train")), source.checkpoint.plan.context, size, seed)
+        return windows.starts, windows.windows
+    rows = RowSampler(len(data.split("train")), size, seed)
+    return rows.rows, rows.count
+
+
+def _once(order: Callable[[int], Picks], first: int, most: int) -> Iterator[int]:
+    """Different picks, out of `most` from a batch on."""
+    seen: set[int] = set()
+    number, gone = first, 0
+    while gone < most:
+        picks = order(number)
+        number, gone = number + 1, gone + len(picks)
+        for pick in map(int, picks):
+            if pick not in seen:
+                seen.add(pick)
+                yield pick
+
+
+def _parts(picks: list[int], size: int) -> list[Picks]:
+    return [np.array(picks[start : start + size]) for start in range(0, len(picks), size)]
+
+
+def _maker(data: TokenData | LabelledData, context: int, device: torch.device) -> Callable[[Picks], Batch]:
+    """What makes tokens and targets of picks."""
+    if isinstance(data, TokenData):
+        stream = data.split("train")
+
+        def window_batch(starts: Picks) -> Batch:
+            windows = torch.from_numpy(stream.windows(starts, context + 1)).to(device)
+            return windows[:, :-1], windows[:, 1:]
+
+        return window_batch
+    rows = data.split("train")
+
+    def row_batch(chosen: Picks) -> Batch:
+        tokens = rows.padded(chosen, padded_length(rows.lengths[chosen], context))
+        return torch.from_numpy(tokens).to(device), torch.from_numpy(rows.labels[chosen]).to(device)
+
+    return row_batch

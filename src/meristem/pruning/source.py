@@ -1,0 +1,75 @@
+"""The run that is pruned."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from meristem.config import Config
+from meristem.data import LabelledData, Recipe, TokenData, Tokenizer, load_tokenizer, open_data
+from meristem.errors import InputError, Remedy
+from meristem.model import Transformer, build_model
+from meristem.runs.checkpoint import Checkpoint, restore_model
+from meristem.runs.origin import NO_DATA
+from meristem.runs.run_folder import RunFolder, open_checkpoint, settle
+
+
+@dataclass(frozen=True)
+class Source:
+    """The run that is pruned, the checkpoint that is taken, and the data to go by."""
+
+    folder: RunFolder
+    config: Config  # with the path of the data and the device that are used now
+    checkpoint: Checkpoint
+    data: TokenData | LabelledData
+    kept: TokenData | LabelledData | Tokenizer  # what a pruned run has of data if it is not repaired
+
+    @property
+    def step(self) -> int:
+        return self.checkpoint.step
+
+    def model(self, device: torch.device, checkpoint: Checkpoint | None = None) -> Transformer:
+        """The model of its checkpoint, or of one that was made from it."""
+        found = checkpoint or self.checkpoint
+        model = build_model(found.plan)
+        restore_model(found, model, None)
+        settle(model)
+        return model.to(device).eval()
+
+
+def open_source(
+    run: str | Path, *, data: str | Path | None = None, step: int | str | None = None, average: bool = False,
+    device: str = "auto",
+) -> Source:  # fmt: skip
+    """A run with the checkpoint that is to be pruned, and data that were made for it."""
+    folder = RunFolder.open(Path(run))
+    imported = folder.data_digest == NO_DATA
+    if imported and data is None:
+        expected = "was imported and has no data of its own; name some that were prepared with its tokenizer"
+        raise InputError("run", str(run), expected, Remedy(("data=FOLDER",)))
+    config = folder.config
+    path = Path(config.data.path) if data is None else Path(data).resolve()
+    opened = open_data(path)
+    _check_made_for(folder, opened, path)
+    checkpoint = open_checkpoint(folder, step=step, average=average)
+    if average:
+        checkpoint = checkpoint.without_average()
+    train = replace(config.train, device=device, average=0.0 if average else config.train.average)
+    config = replace(config, data=replace(config.data, path=str(path)), train=train)
+    return Source(folder, config, checkpoint, opened, load_tokenizer(folder.path) if imported else opened)
+
+
+def _check_made_for(folder: RunFolder, data: TokenData | LabelledData, path: Path) -> None:
+    """Refuse data of another kind than the run's, or made with another tokenizer or other classes."""
+    classifies = folder.plan.classes is not None
+    if isinstance(data, TokenData) == classifies:
+        kinds = ("text", "a classifier") if classifies else ("labelled rows", "a language model")
+        raise InputError("data", str(path), f"is {kinds[0]}, and this run is of {kinds[1]}")
+    if isinstance(data, TokenData):
+        if data.index.tokenizer.digest != load_tokenizer(folder.path).digest:
+            mend = Remedy((f"tokenizer={folder.path}",), "data prepare")
+            raise InputError("data", str(path), "was made with another tokenizer than this run's", mend)
+    elif data.recipe.digest != Recipe.load(folder.path).digest:
+        raise InputError("data", str(path), "was made with other classes or another vocabulary than this run's")
