@@ -10,6 +10,7 @@ import pytest
 import meristem
 import meristem.gauges
 import meristem.growth
+import meristem.integrations
 from meristem.comparison.file import REFERENCES, read_comparison
 from meristem.config import all_settings, load_config
 
@@ -23,12 +24,14 @@ def test_every_configuration_key_is_documented() -> None:
 
 def test_what_a_policy_of_ones_own_needs_is_where_its_page_says() -> None:
     section = (ROOT / "docs/own-policy.md").read_text()
-    table = "".join(re.findall(r"^\| `.*?\|", section, re.MULTILINE))
+    gauges_of_it = section.partition("| gauge |")[2].partition("\n\n")[0]
+    table = "".join(re.findall(r"^\| `.*?\|", gauges_of_it, re.MULTILINE))
     gauges = {name: getattr(meristem.gauges, name) for name in re.findall(r"`(\w+)\(", table)}
     given = {"HeadTrial": {"layer": 0, "head": 0, "sequences": 1}}
     assert set(gauges) == set(given) | {"Demand", "Energy", "EntropyGauge", "HeadShares", "StepTime", "TrainingLoss"}
     assert all(isinstance(gauge(**given.get(name, {})), meristem.gauges.Gauge) for name, gauge in gauges.items())
-    for name in re.findall(r"`(exchanges|remembers|feeding|observed|measured)\b", section):
+    methods = "needs|decide|begin|prepare|moved|dump|load|exchanges|remembers|feeding|observed|measured"
+    for name in re.findall(rf"`({methods})\b", section):
         assert hasattr(meristem.Policy, name) or name in meristem.Decision.__dataclass_fields__
     assert {"newborn_head", "Moves"} <= set(meristem.growth.__all__)
     assert "Instrument" in meristem.gauges.__all__
@@ -64,6 +67,13 @@ def test_the_site_has_every_page() -> None:
     shown = re.findall(r"^ +- .*: ([\w/-]+\.md)$", config.partition("\nnav:")[2], re.MULTILINE)
     pages = {str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md")}
     assert sorted(shown) == sorted(pages)
+
+
+def test_the_reference_has_everything_that_users_import() -> None:
+    page = (ROOT / "docs/reference.md").read_text()
+    shown = set(re.findall(r"^::: meristem\.(?:[a-z_]+\.)*(\w+)$", page, re.MULTILINE))
+    modules = (meristem, meristem.growth, meristem.gauges, meristem.integrations)
+    assert shown - {"LoadedRun"} == {name for module in modules for name in module.__all__} - {"__version__"}
 
 
 def test_links_lead_somewhere() -> None:

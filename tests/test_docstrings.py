@@ -76,6 +76,10 @@ def test_everything_that_users_call_has_an_example(name: str) -> None:
         assert used, f"{name}.{method} is in no example"
 
 
+def test_python_completes_names_that_are_not_loaded_yet() -> None:
+    assert set(meristem.__all__) <= set(dir(meristem))
+
+
 def test_only_what_is_there_is_exempt() -> None:
     for thing, names in EXEMPT.items():
         there = set(own_methods(Decoder)) | set(own_methods(Classifier)) if names is INNER else set(own_methods(thing))

@@ -154,4 +154,8 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module 'meristem' has no attribute {name!r}")
 
 
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})  # so that Python completes names that are not loaded yet
+
+
 watch_for_transformers()

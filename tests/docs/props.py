@@ -154,18 +154,6 @@ class Props:
         write_copies(place, blimp_parts())
 
 
-def _trainer_arguments() -> Any:
-    from transformers import TrainingArguments
-
-    return TrainingArguments("trained", max_steps=8, per_device_train_batch_size=2, use_cpu=True, report_to=[])
-
-
-def _trainer() -> Any:
-    from transformers import Trainer
-
-    return Trainer
-
-
 Of = Callable[[str], Any]
 VALUES: dict[str, Callable[[Of], Any]] = {
     "steps": lambda of: 5000,
@@ -176,9 +164,6 @@ VALUES: dict[str, Callable[[Of], Any]] = {
     "tokens": lambda of: torch.randint(23, (2, 8)),
     "classes": lambda of: torch.tensor([0, 2]),
     "batches": lambda of: [(of("tokens"), of("tokens"))] * 2,
-    "items": lambda of: [{"input_ids": row, "labels": row} for row in torch.randint(23, (4, 8))],
-    "arguments": lambda of: _trainer_arguments(),
-    "Trainer": lambda of: _trainer(),
 }
 
 

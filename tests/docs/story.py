@@ -139,8 +139,8 @@ class Story:
             return [*more, "--data.path", self._data_of_comparison(words)]
         if words[0] == "watch" and "--text" not in words:
             more = ["--port", "0"]
-        if "--step" in words:
-            more = [*more, "--step", str(_sooner(int(words[words.index("--step") + 1])))]
+        if "--step" in words and (step := words[words.index("--step") + 1]).isdigit():  # else the best
+            more = [*more, "--step", str(_sooner(int(step)))]
         return more
 
     def _smaller_training(self, path: str, rest: list[str]) -> list[str]:

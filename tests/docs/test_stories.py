@@ -32,7 +32,7 @@ NO_COMMANDS = {
     "RUN, step 800": "what the audit printed, of a run that is not here",
     "demand = the steepest fall": "words",
     "average +=": "a formula, which tests/training/test_averaging.py has too",
-    "options:\n": "what mkdocs is to show of the module (make docs)",
+    "options: ": "what mkdocs is to show of the module (make docs)",
 }
 
 

@@ -90,6 +90,9 @@ def generate(
 ) -> list[list[int]]:
     """The continuation of every prompt, without the prompt and without the end-of-text token.
 
+    Prompts are lists of ids, of any lengths; each continuation is a list of `max_tokens` ids at most. `sampling` and
+    `vocabulary` are as in `stream`.
+
     >>> model = Decoder(Plan.uniform(layers=2, width=32, heads=4, vocabulary=100, context=16))
     >>> greedy = Sampling(temperature=0)
     >>> [len(ids) for ids in generate(model, [[1, 2, 3], [4]], max_tokens=5, sampling=greedy)]

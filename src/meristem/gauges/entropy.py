@@ -34,7 +34,8 @@ FORMS = ("rows", "fused")
 class EntropyGauge:
     """How entropy is measured: on `rows` query rows of each sequence, or `fused` on all of its last half.
 
-    One row, the last, is the published choice; 16 rows are steadier for the small batches used here.
+    One row, the last, is the published choice; 16 rows are steadier for the small batches used here. A reading has a
+    number from 0 to 1 for every head of every layer.
 
     >>> found = EntropyGauge(rows=4).instrument(model).read(probe)
     >>> [len(layer) for layer in found.entropy]
@@ -57,7 +58,10 @@ class EntropyGauge:
         return EntropyInstrument(self, as_decoder(model))
 
     def of_heads(self, queries: Tensor, keys: Tensor) -> Tensor:
-        """Normalised entropy of each head, (h,), summed over the batch; mean over rows."""
+        """Normalised entropy of each head, (h,), summed over the batch; mean over rows.
+
+        Queries (B, h, T, e) and keys (B, kv heads, T, e) are rotated.
+        """
         length = queries.shape[2]
         if self.form == "rows":
             rows = probe_rows(length, self.rows, queries.device)
@@ -153,7 +157,7 @@ def as_decoder(model: Growable) -> Decoder:
 
 @torch.no_grad()
 def read_heads(model: Growable, tokens: Tensor, gauge: EntropyGauge) -> HeadReadings:
-    """Run the model over tokens (B, T) and measure every head.
+    """Run the model over tokens (B, T) and measure every head: entropies (all heads of all layers,), summed over B.
 
     A looped head reports its last pass, the others the normal one; so do those that fade from their loop.
 
@@ -222,6 +226,8 @@ def row_entropies(queries: Tensor, keys: Tensor, rows: Tensor) -> Tensor:
 @torch.no_grad()
 def fused_entropies(queries: Tensor, keys: Tensor) -> Tensor:
     """Entropy in nats of all query rows, (B, h, T), in memory that grows with T only.
+
+    Queries (B, h, T, e) and keys (B, kv heads, T, e) are rotated; computed in float32 or float64.
 
     >>> queries = keys = torch.zeros(1, 2, 8, 4)  # so every position looks at all before it alike
     >>> fused_entropies(queries, keys)[0, 0, [0, 7]].exp()

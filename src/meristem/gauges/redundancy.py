@@ -109,6 +109,8 @@ def head_moments(batches: Iterable[HeadsRead]) -> list[HeadMoments]:
 class HeadShares:
     """The part, for every head, of its layer's output that no combination of the others could make, by layer.
 
+    A reading has a number from 0 to 1 for every head of every layer.
+
     >>> shares = HeadShares().instrument(model).read(probe)
     >>> [len(layer) for layer in shares]
     [4, 4]
@@ -161,6 +163,8 @@ class StandInInstrument(Instrument):
 @dataclass(frozen=True)
 class HeadTrial:
     """The loss with a head, and with the others in its place, on at least so many sequences not trained on yet.
+
+    `out` (d, heads e) is the layer's output projection with what the others make of the head's part.
 
     >>> found = HeadTrial(layer=0, head=1, sequences=2).instrument(model).read(probe)
     >>> round(found.loss_with, 1), round(found.loss_without, 1), found.out.shape

@@ -117,7 +117,8 @@ class Grower:
     def step(self, tokens: Tensor, targets: Tensor | None = None, fresh: Fresh | None = None) -> Growth:
         """Measure and grow, when either is due, after an update on tokens (B, T), this process's share of the batch.
 
-        Some gauges also need the targets, and `fresh` batches, not trained on yet; without these, trials are made on
+        Targets are (B, T), or (B,) of a classifier; `Incrt` and `Prune` need them, `Sgt` does not. `fresh()` gives
+        batches (tokens, targets) that are not trained on yet, for trials without a head; without it, these are made on
         the present batch.
 
         >>> grower = Grower(model, optimizer, [Observe(every=2)])

@@ -95,7 +95,8 @@ class HfModel(nn.Module):
     ) -> Any:
         """Logits, (B, T, V) of a language model and (B, classes) of a classifier, and with labels the loss, a scalar.
 
-        `num_items_in_batch` is the number of labels in all micro-batches of an update, by which the loss is shared out.
+        Ids and mask are (B, T); labels are (B, T) of a language model and (B,) of a classifier. `num_items_in_batch` is
+        the number of labels in all micro-batches of an update, by which the loss is shared out.
 
         >>> mask = torch.ones_like(tokens)
         >>> HfModel(model)(input_ids=tokens, attention_mask=mask, labels=tokens).logits.shape

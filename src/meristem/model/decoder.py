@@ -29,6 +29,9 @@ def _loss_of(norm: Norm, unembedding: Unembedding, normed: Tensor, targets: Tens
 class Decoder(Transformer):
     """A language model with the structure of `plan`, initialised from `seed`.
 
+    Tokens are ids (B, T), with T up to the context. With targets (B, T), the token that follows each position, it
+    returns the loss, a scalar; without them the logits (B, T, V).
+
     >>> model = Decoder(Plan.uniform(layers=2, width=32, heads=4, vocabulary=100, context=16))
     >>> windows = torch.arange(34).view(2, 17)
     >>> model(windows[:, :-1], targets=windows[:, 1:]).loss.backward()
@@ -78,7 +81,7 @@ class Decoder(Transformer):
         return self.with_idle_gates(_loss_of(self.norm, self.unembedding, normed, targets))
 
     def logits(self, tokens: Tensor) -> Tensor:
-        """Logits of the token that follows each position, (B, T, V).
+        """Logits (B, T, V) of the token that follows each position of tokens (B, T).
 
         >>> model.logits(tokens).shape
         torch.Size([2, 16, 100])

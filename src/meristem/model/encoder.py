@@ -38,8 +38,9 @@ def _loss_of(logits: Tensor, targets: Tensor, weights: Tensor | None) -> Tensor:
 class Classifier(Transformer):
     """An encoder with the structure of `plan`, initialised from `seed`.
 
-    Every token sees all others of its row, both ways. Tokens are (B, T) with `PADDING` on the right, and at least one
-    real token in each row. `class_weights` (classes,) belong to the training loss and not to the model: they are not
+    Every token sees all others of its row, both ways. Tokens are ids (B, T), with padding (0) on the right and at least
+    one real token in each row. With targets (B,), the class of each row, it returns the loss, a scalar; without them
+    the logits (B, classes). `class_weights` (classes,) belong to the training loss and not to the model: they are not
     saved with it.
 
     >>> model = Classifier(Plan.uniform(layers=2, width=32, heads=4, vocabulary=100, context=16, classes=3))
@@ -95,7 +96,7 @@ class Classifier(Transformer):
         tokens: Tensor,
         regions: Regions = Regions(),  # noqa: B008  (immutable)
     ) -> Tensor:
-        """Logits of the classes, (B, classes).
+        """Logits of the classes, (B, classes), of tokens (B, T) with padding on the right.
 
         >>> classifier = Classifier(Plan.uniform(layers=2, width=32, heads=4, vocabulary=100, context=16, classes=3))
         >>> classifier.logits(tokens).shape

@@ -95,7 +95,9 @@ class Transformer(nn.Module):
         targets: Tensor | None = None,
         regions: Regions = Regions(),  # noqa: B008  (immutable)
     ) -> Output:
-        """The mean loss of tokens (B, T) if there are targets, their logits if not.
+        """The mean loss of tokens (B, T), a scalar, if there are targets; their logits if not.
+
+        Targets of a language model are (B, T), those of a classifier (B,); logits are (B, T, V) or (B, classes).
 
         >>> loss, logits = model(tokens, targets=targets)
         >>> loss.shape, logits

@@ -53,6 +53,9 @@ def default_feed_forward(width: int) -> int:
 class Plan:
     """The structure of a decoder-only language model, or, with `classes`, of an encoder that tells these apart.
 
+    Make one with `Plan.uniform`, `Plan.prism`, `Plan.scheduled` or `Plan.from_heads`. It cannot be changed; edits, such
+    as `AddHead`, give another one.
+
     >>> plan = Plan.prism(layers=12, width=768, heads=12)
     >>> plan.heads == (3, 3, 6, 6, 8, 8) + (12,) * 6
     True

@@ -280,9 +280,10 @@ class LoadedRun:
         return Recipe.load(self.folder.path)
 
     def predict(self, texts: Sequence[str], *, temperature: float = 1.0) -> list[Prediction]:
-        """What the classifier says of texts, in their order. Logits are divided by `temperature`.
+        """What the classifier says of n texts: for each the label, and the probability of each class.
 
-        `meristem.evaluation.calibration` finds the temperature that suits held-out rows.
+        Logits are divided by `temperature`; `meristem.evaluation.calibration` finds the one that suits held-out rows,
+        as `meristem predict` does.
 
         >>> [found] = load_run("runs/classifier").predict(["w1 w2 high"])
         >>> found.label in found.probabilities

@@ -71,7 +71,10 @@ LIKE = ("static_loops", "block_loop")  # policies that may name another run
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a call of `train` or `resume` ended; `signal` is set when it was asked to stop early."""
+    """How a call of `train` or `resume` ended: the updates done and the last held-out loss, a mean in nats.
+
+    `signal` is set when it was asked to stop early.
+    """
 
     folder: Path
     step: int

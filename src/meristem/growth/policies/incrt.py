@@ -67,7 +67,10 @@ class DemandJudgement:
 
 @dataclass(frozen=True)
 class Incrt(Births):
-    """When heads are born. Times are updates.
+    """When heads are born: where the demand of a layer is certain, large and steady. Times are updates.
+
+    `last_birth` is a part of the run up to 1, updates above. `docs/configuration.md` says what each field means, under
+    `[growth.incrt]`.
 
     >>> Incrt(total_steps=5000, start_heads=1).prepare(plan).heads
     (1, 1)

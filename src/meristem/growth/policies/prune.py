@@ -38,7 +38,9 @@ class PruneState:
 
 @dataclass(frozen=True)
 class Prune(Policy):
-    """When a head is tried without. Times are updates.
+    """When a head is tried without, and leaves if the others of its layer can stand in for it. Times are updates.
+
+    `docs/configuration.md` says what each field means, under `[growth.prune]`.
 
     >>> list(Grower(model, optimizer, [Incrt(), Prune(decide_every=100)]).policies)
     ['incrt', 'prune']

@@ -76,6 +76,7 @@ class Sgt(Policy):
     `start` and `window` are parts of the run below 1, and updates from 1 on. With birth "gate" a new pass begins with
     strength 0, so that nothing changes at its birth, and reaches 1 within a window; trained gates are added to that.
     With birth "paper" all heads of the layer begin at full strength and those not chosen fade within a window.
+    `docs/configuration.md` says what each field means, under `[growth.sgt]`.
 
     >>> Sgt(total_steps=5000, passes=3).prepare(plan).gates
     Gates(passes=3, heads=2, trained=True)
