@@ -8,7 +8,7 @@ from meristem.registration import watch_for_transformers
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from meristem.config import Config, load_config
+    from meristem.config import Config, build_config, load_config
     from meristem.decoding import Sampling, generate, release, stream
     from meristem.errors import InputError, RunError
     from meristem.evaluation.evaluate import evaluate_run
@@ -78,6 +78,7 @@ _HOMES = {
     "Sgt": "meristem.growth",
     "Stack": "meristem.growth",
     "StaticLoops": "meristem.growth",
+    "build_config": "meristem.config",
     "evaluate_classifier": "meristem.evaluation.evaluate_classifier",
     "evaluate_run": "meristem.evaluation.evaluate",
     "export_run": "meristem.export",
@@ -129,6 +130,7 @@ __all__ = [
     "Stack",
     "StaticLoops",
     "__version__",
+    "build_config",
     "evaluate_classifier",
     "evaluate_run",
     "export_run",

@@ -179,7 +179,11 @@ def read_configuration(path: Path) -> dict[str, Any]:
 
 
 def build_config(values: Mapping[str, Any], note: Callable[[str], None] | None = None) -> Config:
-    """A configuration from `section.key` values; what is not named keeps its default."""
+    """A configuration from `section.key` values; what is not named keeps its default.
+
+    >>> build_config({"data.path": "data", "model.layers": 4, "train.steps": 100}).model.layers
+    4
+    """
     values, known = translated(values, note), _known_keys()
     sections: dict[str, dict[str, Any]] = {entry.name: {} for entry in fields(Config)}
     tables: dict[str, dict[str, Any]] = {}

@@ -180,6 +180,9 @@ def load_tokenizer(source: str | Path, eot_token: str | None = None) -> Tokenize
 
     `eot_token` names the end-of-text token of a Hugging Face tokenizer; without it the `eos_token` of a
     `tokenizer_config.json` beside the file decides, then the usual names.
+
+    >>> load_tokenizer("bytes").encode("leaf").tolist()
+    [108, 101, 97, 102]
     """
     if source == "bytes":
         return ByteTokenizer()

@@ -54,6 +54,12 @@ def prepare_labelled(
     Classes with fewer than `min_rows` training rows are left out. The vocabulary has the pieces that occur at least
     `min_count` times in the training rows. The result depends on the files and settings only; the folder appears when
     it is complete.
+
+    >>> from meristem.data import prepare_labelled
+    >>> rows = [f"a {word} film, number {number}\\t{word}" for number in range(20) for word in ("good", "bad")]
+    >>> _ = Path("films.tsv").write_text("\\n".join(["text\\tlabel", *rows]))
+    >>> list(prepare_labelled(["films.tsv"], "films-data").classes)
+    ['bad', 'good']
     """
     out = new_folder("out", Path(out))
     recover(out)  # whatever else may be wrong

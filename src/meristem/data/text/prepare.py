@@ -63,6 +63,12 @@ def prepare(
     A place that cannot be read ends the work with an error that names it, or is skipped and counted, as
     `on_error` says. `source` describes the data in the index. With more than one worker, a script that calls
     this must guard its own start with `if __name__ == "__main__"`, as always when Python starts processes.
+
+    >>> from meristem.data import load_tokenizer, prepare
+    >>> Path("poems").mkdir()
+    >>> _ = Path("poems/one.txt").write_text("A rose is a rose.\\n" * 20)
+    >>> prepare(["poems"], "poems-data", tokenizer=load_tokenizer("bytes"), held_out=0.1).train.documents
+    1
     """
     out = new_folder("out", Path(out))
     recover(out)  # whatever else may be wrong
