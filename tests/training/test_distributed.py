@@ -13,16 +13,10 @@ from meristem.runs.checkpoint import list_checkpoints, load_checkpoint
 from meristem.runs.run_folder import RunFolder
 from meristem.training.loop import resume
 
-from .helpers import STEPS, copy_run, environment, final_tensors, metrics, start, tiny_config, trained
+from .helpers import STEPS, copy_run, environment, final_tensors, metrics, run_jobs, start, tiny_config, trained
 from .test_interruptions import wait_for_lines
 
 TORCHRUN = ("torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "meristem")
-
-
-def torchrun(*arguments: str | Path) -> None:
-    process = start(*arguments, module=TORCHRUN, env=environment(OMP_NUM_THREADS="1"))
-    _, errors = process.communicate(timeout=600)
-    assert process.returncode == 0, errors
 
 
 def assert_close_runs(actual: RunFolder, expected: RunFolder) -> None:
@@ -38,7 +32,9 @@ def pair(data: Path, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     folder = tmp_path_factory.mktemp("pair")
     config = folder / "config.toml"
     config.write_text(tiny_config(data).to_toml(), encoding="utf-8")
-    torchrun("train", config, "--out", folder / "run")
+    process = start("train", config, "--out", folder / "run", module=TORCHRUN, env=environment(OMP_NUM_THREADS="1"))
+    _, errors = process.communicate(timeout=600)
+    assert process.returncode == 0, errors
     return RunFolder.open(folder / "run")
 
 
@@ -58,7 +54,7 @@ def test_a_checkpoint_of_two_processes_resumes_on_one(pair: RunFolder, whole: Ru
 
 def test_a_checkpoint_of_one_process_resumes_on_two(whole: RunFolder, tmp_path: Path) -> None:
     run = copy_run(whole, tmp_path / "run", last=4)
-    torchrun("resume", run.path)
+    run_jobs((2, "resume", run.path))
     newest = load_checkpoint(list_checkpoints(run.checkpoints)[-1])
     assert (newest.step, newest.state["processes"]) == (STEPS, 2)
     assert_close_runs(run, whole)

@@ -31,10 +31,10 @@ from .helpers import (
     final_state,
     final_tensors,
     metrics,
+    run_jobs,
     tiny_config,
     trained,
 )
-from .test_distributed import torchrun
 from .test_interruptions import kill_loop
 
 STEPS = 30
@@ -234,7 +234,7 @@ def test_settings_of_growth_may_not_change_on_resume(arms: Runs, data: Path, tmp
 def test_two_processes_grow_as_one_does(arm: str, arms: Runs, tmp_path: Path) -> None:
     single = arms(arm)
     run = copy_run(single, tmp_path / "run", last=3)
-    torchrun("resume", run.path)
+    run_jobs((2, "resume", run.path))
     assert newest(run).state["processes"] == 2
     close: dict[str, Any] = {"rel": 2e-3, "abs": 1e-5}
     for mine, other in zip(decisions(run), decisions(single), strict=True):

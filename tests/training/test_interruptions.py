@@ -17,7 +17,7 @@ from meristem.runs.run_folder import RunFolder
 from meristem.training.loop import resume
 from meristem.training.signals import BROKEN_PIPE, STOPS
 
-from .helpers import assert_equal_runs, events, saves, start, tiny_config, trained
+from .helpers import assert_equal_runs, events, run_jobs, saves, start, tiny_config, trained
 
 LONG: dict[str, Any] = {"train__steps": 300, "eval__every": 100, "checkpoint__every": 100}
 KILLED: dict[str, Any] = {"train__steps": 60, "eval__every": 7, "checkpoint__every": 1, "checkpoint__keep": 2}
@@ -124,11 +124,8 @@ def kill_loop(data: Path, tmp_path: Path, kills: int, seed: int, **changes: Any)
     """A run that was killed again and again, and the newest checkpoint at each kill; see chaos/kill_loop.py."""
     config = tmp_path / "config.toml"
     config.write_text(tiny_config(data, **(changes or KILLED)).to_toml(), encoding="utf-8")
-    command = [sys.executable, "-m", "chaos.kill_loop", str(config), str(tmp_path / "run"), str(kills), str(seed)]
-    tests = Path(__file__).resolve().parents[1]
-    result = subprocess.run(command, cwd=tests, capture_output=True, text=True, timeout=300, check=False)
-    assert result.returncode == 0, result.stderr
-    return RunFolder.open(tmp_path / "run"), json.loads(result.stdout)
+    run_jobs((1, "kill", config, tmp_path / "run", kills, seed))
+    return RunFolder.open(tmp_path / "run"), json.loads((tmp_path / "run.json").read_text())
 
 
 @pytest.fixture(scope="session")
