@@ -202,13 +202,16 @@ def test_more_runs_side_by_side_than_memory_allows_are_refused(
 
 
 def test_a_stop_leaves_nothing_running_and_a_second_call_goes_on(tmp_path: Path, data: Path) -> None:
-    """Ctrl-C while the first run is at work; the same command then makes the rest."""
-    arms = {"a": {"model.schedule": "uniform"}, "b": {}}
-    path = base_file(tmp_path, data, train__steps=400, eval__every=0, checkpoint__every=0, log__every=50)
+    """Ctrl-C while the first run is at work, the only one that is missing."""
+    arms = {"a": {"model.schedule": "uniform"}, "b": {"budget": {"tokens": 512}}}
+    path = base_file(tmp_path, data, train__steps=200, eval__every=0, checkpoint__every=0, log__every=5)
     text = ['config = "base.toml"', "seeds = [0, 1]", 'primary = ["b", "a"]', "[arms.a]", 'model.schedule = "uniform"',
-            "[arms.b]"]  # fmt: skip
+            "[arms.b]", "budget.tokens = 512"]  # fmt: skip
     path.write_text("\n".join(text))
     out = tmp_path / "out"
+    comparison = read_comparison(tables(arms=arms, primary=["b", "a"]), path)
+    for key in (RunKey("a", 1), RunKey("b", 0), RunKey("b", 1)):
+        train(configuration(comparison, key, {}), out / key.path)
     process = start("compare", path, "--out", out)
     first = out / "runs/a/seed-0/metrics.jsonl"
     deadline = time.monotonic() + 60
@@ -219,7 +222,6 @@ def test_a_stop_leaves_nothing_running_and_a_second_call_goes_on(tmp_path: Path,
     assert process.returncode == 130
     assert "stopping 1 run; the same command goes on from there" in said
     assert events(RunFolder.open(out / "runs/a/seed-0"))[-1] == "stopped"
-    comparison = read_comparison(tables(arms=arms, primary=["b", "a"]), path)
     again: list[str] = []
-    assert len(run_comparison(comparison, out, jobs=2, say=again.append)) == 4
-    assert again[:2] == [f"4 runs in {out}; 0 done", "going on with a, seed 0"]
+    assert len(run_comparison(comparison, out, say=again.append)) == 4
+    assert again[:2] == [f"4 runs in {out}; 3 done", "going on with a, seed 0"]

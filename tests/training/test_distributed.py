@@ -61,7 +61,7 @@ def test_a_checkpoint_of_one_process_resumes_on_two(whole: RunFolder, tmp_path: 
 
 
 def test_two_processes_stop_together_on_a_signal(data: Path, tmp_path: Path) -> None:
-    steps: dict[str, Any] = {"train__steps": 300, "eval__every": 0, "checkpoint__every": 0}
+    steps: dict[str, Any] = {"train__steps": 150, "eval__every": 0, "checkpoint__every": 0}
     config = tmp_path / "config.toml"
     config.write_text(tiny_config(data, **steps).to_toml(), encoding="utf-8")
     run = RunFolder(tmp_path / "run")
