@@ -2,14 +2,15 @@
 
 It reads jobs, a line of JSON each, does them one after the other, and answers each with a line: null, or what went
 wrong. A job is `[folder, world, verb, ...]`: in the folder, so many processes work on `"train", CONFIG, RUN`, on
-`"resume", RUN, "--section.key", VALUE, ...`, or on `"check", NAME`, a function of `shard_checks.py`; or one process on
-`"kill", CONFIG, RUN, KILLS, SEED`, which is `chaos/kill_loop.py`.
+`"resume", RUN, "--section.key", VALUE, ...`, on `"check", NAME`, a function of `shard_checks.py`, or on
+`"program", FILE, ARGUMENT, ...`; or one process on `"kill", CONFIG, RUN, KILLS, SEED`, which is `chaos/kill_loop.py`.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import runpy
 import socket
 import sys
 from multiprocessing import get_context
@@ -42,6 +43,9 @@ def work(rank: int, port: int, folder: str, world: int, verb: str, *arguments: s
     if verb == "check":
         with processes("cpu") as peers:
             getattr(shard_checks, arguments[0])(peers)
+    elif verb == "program":
+        sys.argv = [*arguments]
+        runpy.run_path(arguments[0])
     elif verb == "train":
         train(load_config(Path(arguments[0])), arguments[1])
     else:

@@ -114,26 +114,24 @@ main()
 """
 
 
-def test_two_processes_go_back_together(data: Path, tmp_path: Path) -> None:
+def test_two_processes_go_back_together(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """While the first one is still writing the checkpoint to go back to, which takes a moment."""
+    monkeypatch.chdir(tmp_path)
     sizes: dict[str, Any] = {
         "eval__every": 0, "train__max_skipped": 1, "train__on_divergence": "rewind", "checkpoint__every": 3,
     }  # fmt: skip
     config, run, program = tmp_path / "config.toml", RunFolder(tmp_path / "run"), tmp_path / "worker.py"
     config.write_text(tiny_config(data, **sizes).to_toml(), encoding="utf-8")
     program.write_text(DIVERGING, encoding="utf-8")
-    module = ("torch.distributed.run", "--standalone", "--nproc-per-node=2", str(program))
-    process = start("train", config, "--out", run.path, module=module, env=environment(OMP_NUM_THREADS="1"))
-    output, errors = process.communicate(timeout=600)
-    assert process.returncode == 0, errors
-    assert [(one.from_step, one.to_step) for one in run.rewinds] == [(5, 3)], output
+    run_jobs((2, "program", program, "train", config, "--out", run.path))
+    assert [(one.from_step, one.to_step) for one in run.rewinds] == [(5, 3)]
     assert metrics(run)[-1]["step"] == STEPS
-    (rewound,) = [line.split() for line in errors.splitlines() if line.startswith("rewound")][:1]
-    assert all(line.split()[2:] == rewound[2:] for line in errors.splitlines() if line.startswith("rewound"))
+    assert [Path(f"rewound-{rank}").read_text(encoding="utf-8") for rank in (0, 1)] == ["3", "3"]
 
 
 DIVERGING = """
-import math, os, sys, time
+import math, os, time
+from pathlib import Path
 from meristem.runs import saver
 from meristem.training import loop
 plain_gradients, plain_write, plain_back = loop.Gradients.__call__, saver.write_checkpoint, loop.go_back
@@ -148,7 +146,7 @@ def slow(folder, taken):
     return plain_write(folder, taken)
 def told(*arguments):
     good = plain_back(*arguments)
-    print("rewound", os.environ["RANK"], "to", good and good.step, file=sys.stderr, flush=True)
+    Path("rewound-" + os.environ["RANK"]).write_text(str(good and good.step))
     return good
 loop.Gradients.__call__, saver.write_checkpoint, loop.go_back = diverging, slow, told
 from meristem.cli import main
