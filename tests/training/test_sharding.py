@@ -20,8 +20,7 @@ MUON: dict[str, Any] = {
     **GROWING, "optimizer__kind": "muon", "train__average": 0.9, "train__recompute": True,
 }  # fmt: skip
 KINDS: dict[str, tuple[int, str]] = {"one": (1, "ddp"), "ddp": (2, "ddp"), "fsdp": (2, "fsdp"), "four": (4, "fsdp")}
-# Between one process and two plain ones they go on in test_distributed.py, test_together.py and test_loops_grow.py.
-WAYS = [("one", "fsdp"), ("ddp", "four"), ("fsdp", "one"), ("fsdp", "ddp")]
+WAYS = [("one", "ddp"), ("one", "fsdp"), ("ddp", "one"), ("ddp", "four"), ("fsdp", "one"), ("fsdp", "ddp")]
 
 
 def job(data: Path, folder: Path, name: str, kind: str, **changes: Any) -> Job:
