@@ -35,7 +35,7 @@ test: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal
 
 test-slow: $(VENV)/.dev
 	$(BIN)/pytest -m "slow or browser"
@@ -43,7 +43,7 @@ test-slow: $(VENV)/.dev
 # Those of zero-shot tasks too, which are skipped where lm-evaluation-harness is not: it brings 300 MB along.
 test-eval: $(VENV)/.dev
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,eval]'
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 tests/evaluation tests/docs
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal tests/evaluation tests/docs
 
 # The browser in which pages are tested, from the system's packages; without it these tests are skipped.
 browser:

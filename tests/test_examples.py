@@ -12,8 +12,8 @@ import transformers
 
 from meristem.runs.run_folder import RunFolder
 from meristem.training.loop import resume
-from training.helpers import assert_equal_runs, copy_run, final_state, tiny_config, trained
-from training.test_distributed import assert_close_runs, torchrun
+from training.helpers import assert_equal_runs, copy_run, final_state, run_jobs, tiny_config, trained
+from training.test_distributed import assert_close_runs
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 
@@ -113,7 +113,7 @@ def test_two_processes_equal_one(own: RunFolder, data: Path, tmp_path: Path, mon
     monkeypatch.chdir(EXAMPLES)
     config = tmp_path / "config.toml"
     config.write_text(tiny_config(data, **OWN).to_toml(), encoding="utf-8")
-    torchrun("train", config, "--out", tmp_path / "run")
+    run_jobs((2, "train", config, tmp_path / "run"))
     run = RunFolder.open(tmp_path / "run")
     assert_close_runs(run, own)
     assert run.newest_plan == own.newest_plan

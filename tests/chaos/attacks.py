@@ -30,14 +30,14 @@ class Attack(NamedTuple):
 
 
 ATTACKS = {
-    "kills": Attack(kill_training, 20, 90, 1000),
-    "kills-in-preparation": Attack(kill_preparation, 8, 40, 200),
-    "damages-of-runs": Attack(damage_run, 20, 150, 1000),
-    "damages-of-data": Attack(damage_data, 10, 60, 300),
-    "full-disk": Attack(fill_disk, 12, 60, 300),
-    "fuzz": Attack(fuzz, 50, 800, 5000),
+    "kills": Attack(kill_training, 14, 90, 1000),
+    "kills-in-preparation": Attack(kill_preparation, 4, 40, 200),
+    "damages-of-runs": Attack(damage_run, 8, 150, 1000),
+    "damages-of-data": Attack(damage_data, 6, 60, 300),
+    "full-disk": Attack(fill_disk, 6, 60, 300),
+    "fuzz": Attack(fuzz, 40, 800, 5000),
     "races": Attack(race, 6, 36, 180),
-    "bombs": Attack(explode, 12, len(BOMBS), len(BOMBS)),
+    "bombs": Attack(explode, 8, len(BOMBS), len(BOMBS)),
     "signals": Attack(send_signal, 8, 24, 72),
 }
 

@@ -1,22 +1,18 @@
 """Run `meristem train CONFIG --out RUN --continue` again and again, killing it, then let it finish.
 
-    python -m chaos.kill_loop CONFIG RUN KILLS SEED
-
 The kill (SIGKILL) falls at a random moment, after at least one more checkpoint in all but the first two attempts, so
-that the run moves on. Prints, as JSON, the newest checkpoint at each kill. (The attack `kills` compares all that a run
-leaves behind, and kills at file operations too; this one is for tests that look at one run closely.)
+that the run moves on. (The attack `kills` compares all that a run leaves behind, and kills at file operations too; this
+one is for tests that look at one run closely.)
 """
 
 from __future__ import annotations
 
-import json
 import random
 import signal
 import sys
 import time
 from pathlib import Path
 
-import meristem.training.loop  # noqa: F401  (imported once for all attempts)
 from meristem.runs.checkpoint import list_checkpoints
 
 from . import forks
@@ -28,6 +24,7 @@ def newest(run: Path) -> int:
 
 
 def kill_again_and_again(config: Path, run: Path, kills: int, seed: int) -> list[int]:
+    """The newest checkpoint at each kill."""
     draw = random.Random(seed)
     command = ("train", config, "--out", run, "--continue")
     reached: list[int] = []
@@ -47,7 +44,3 @@ def kill_again_and_again(config: Path, run: Path, kills: int, seed: int) -> list
     if ended.code != 0:
         sys.exit(f"the last attempt failed\n{ended}")
     return reached
-
-
-if __name__ == "__main__":
-    print(json.dumps(kill_again_and_again(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]))))

@@ -6,12 +6,13 @@ import json
 import shutil
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from comparison.helpers import base_file, tables
+from comparison.helpers import base_file, tables, trained
 from meristem.comparison.analysis import analyse
 from meristem.comparison.file import Comparison, read_comparison
 from meristem.comparison.planning import RunKey, configuration
@@ -19,6 +20,7 @@ from meristem.comparison.running import as_begun, check_room, finished_runs, fre
 from meristem.config import check_resumable
 from meristem.errors import InputError, RunError
 from meristem.runs.run_folder import RunFolder
+from meristem.training.loop import train
 from training.helpers import assert_equal_runs, copy_run, events, metrics, prepared, start
 
 SGT = {"model.schedule": "uniform", "growth": {"policies": ["sgt"], "sgt": {"start": 2, "window": 3}}}
@@ -43,9 +45,9 @@ def asked(folder: Path, data: Path, **changes: Any) -> Comparison:
 
 @pytest.fixture(scope="module")
 def done(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """All eight runs, two at a time."""
+    """All eight runs, made in this process; what is missing of them is made by processes, as `compare` starts them."""
     out = tmp_path_factory.mktemp("done")
-    run_comparison(asked(out / "files", data), out, jobs=2, say=lambda text: None)
+    trained(asked(out / "files", data), out)
     return out
 
 
@@ -70,15 +72,14 @@ def test_arms_are_paired_and_matched(done: Path, data: Path) -> None:
 
 
 def test_what_is_done_is_not_repeated(done: Path, data: Path) -> None:
-    before = launches(done)
-    assert len(before) == 8
     said: list[str] = []
     run_comparison(asked(done / "files", data), done, say=said.append)
-    assert launches(done) == before
+    assert not (done / "launches.jsonl").exists()
     assert said == [f"8 runs in {done}; 8 done"]
 
 
 def test_what_was_interrupted_goes_on_and_ends_alike(done: Path, data: Path, tmp_path: Path) -> None:
+    """Two at a time, but the static arm waits for the loops of the other one."""
     out = tmp_path / "out"
     shutil.copytree(done, out)
     whole = RunFolder.open(done / "runs/sgt/seed-1")
@@ -86,20 +87,17 @@ def test_what_was_interrupted_goes_on_and_ends_alike(done: Path, data: Path, tmp
     shutil.rmtree(out / "runs/static/seed-1")
     cut = trained_part(whole, out / "runs/sgt/seed-1")
     said: list[str] = []
-    run_comparison(asked(out / "files", data), out, say=said.append)
+    run_comparison(asked(out / "files", data), out, jobs=2, say=said.append)
     assert "going on with sgt, seed 1" in said
-    assert [entry["run"] for entry in launches(out)[8:]] == ["runs/sgt/seed-1", "runs/static/seed-1"]
+    assert [entry["run"] for entry in launches(out)] == ["runs/sgt/seed-1", "runs/static/seed-1"]
     assert "resume" in events(cut)
     assert_equal_runs(cut, whole)
 
 
 def trained_part(whole: RunFolder, to: Path) -> RunFolder:
     """A copy of a run, made anew and stopped before its end."""
-    config = whole.path.parents[2] / "configs/runs/sgt/seed-1.toml"
-    process = start("train", config, "--out", to, "--checkpoint.every", "4", "--checkpoint.keep", "9")
-    process.communicate()
-    aside = to.with_name("aside")
-    to.rename(aside)
+    config, aside = whole.config, to.with_name("aside")
+    train(replace(config, checkpoint=replace(config.checkpoint, every=4, keep=9)), aside)
     cut = copy_run(RunFolder.open(aside), to, last=4)
     shutil.rmtree(aside)
     lines = cut.events.read_text().splitlines(keepends=True)
@@ -204,13 +202,16 @@ def test_more_runs_side_by_side_than_memory_allows_are_refused(
 
 
 def test_a_stop_leaves_nothing_running_and_a_second_call_goes_on(tmp_path: Path, data: Path) -> None:
-    """Ctrl-C while the first run is at work; the same command then makes the rest."""
-    arms = {"a": {"model.schedule": "uniform"}, "b": {}}
-    path = base_file(tmp_path, data, train__steps=400, eval__every=0, checkpoint__every=0, log__every=50)
+    """Ctrl-C while the first run is at work, the only one that is missing."""
+    arms = {"a": {"model.schedule": "uniform"}, "b": {"budget": {"tokens": 512}}}
+    path = base_file(tmp_path, data, train__steps=200, eval__every=0, checkpoint__every=0, log__every=5)
     text = ['config = "base.toml"', "seeds = [0, 1]", 'primary = ["b", "a"]', "[arms.a]", 'model.schedule = "uniform"',
-            "[arms.b]"]  # fmt: skip
+            "[arms.b]", "budget.tokens = 512"]  # fmt: skip
     path.write_text("\n".join(text))
     out = tmp_path / "out"
+    comparison = read_comparison(tables(arms=arms, primary=["b", "a"]), path)
+    for key in (RunKey("a", 1), RunKey("b", 0), RunKey("b", 1)):
+        train(configuration(comparison, key, {}), out / key.path)
     process = start("compare", path, "--out", out)
     first = out / "runs/a/seed-0/metrics.jsonl"
     deadline = time.monotonic() + 60
@@ -221,7 +222,6 @@ def test_a_stop_leaves_nothing_running_and_a_second_call_goes_on(tmp_path: Path,
     assert process.returncode == 130
     assert "stopping 1 run; the same command goes on from there" in said
     assert events(RunFolder.open(out / "runs/a/seed-0"))[-1] == "stopped"
-    comparison = read_comparison(tables(arms=arms, primary=["b", "a"]), path)
     again: list[str] = []
-    assert len(run_comparison(comparison, out, jobs=2, say=again.append)) == 4
-    assert again[:2] == [f"4 runs in {out}; 0 done", "going on with a, seed 0"]
+    assert len(run_comparison(comparison, out, say=again.append)) == 4
+    assert again[:2] == [f"4 runs in {out}; 3 done", "going on with a, seed 0"]

@@ -69,7 +69,7 @@ def test_damaged_lines_never_stop_a_report(kind: str, runs: dict[str, RunFolder]
     run = copy_run(runs[kind], tmp_path / "run")
     logs = {log: log.read_text().splitlines() for log in run.logs if log.is_file()}
     draw = random.Random(0)
-    for _ in range(60):
+    for _ in range(25):
         for log, lines in logs.items():
             changed = list(lines)
             for _ in range(3):

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from meristem.runs.run_folder import RunFolder
 from meristem.training.loop import train
 
 CPU = torch.device("cpu")
+Job = tuple[int | str | Path, ...]
 STEPS = 12
 # Two layers of 2 and 4 heads, and something of everything: evaluations, checkpoints and a micro-batch.
 TINY: dict[str, Any] = {
@@ -158,6 +160,28 @@ def _hear_signals() -> None:
     """Undo what nohup, or a shell that starts something in the background, has told this process to ignore."""
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
+
+
+@cache
+def _processes() -> subprocess.Popen[str]:
+    """`processes.py`, which ends with this process, when its input does."""
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    settings: dict[str, Any] = {"env": environment(OMP_NUM_THREADS="1"), "preexec_fn": _hear_signals}
+    return subprocess.Popen([sys.executable, str(Path(__file__).with_name("processes.py"))], **pipes, **settings)
+
+
+def run_jobs(*jobs: Job) -> None:
+    """Let several processes work on every job in the present folder; see `processes.py`.
+
+    They are forked, and start in a tenth of the time that torchrun takes. What they print is in the test's output.
+    """
+    server = _processes()
+    assert server.stdin is not None
+    assert server.stdout is not None
+    for job in jobs:
+        print(json.dumps([os.getcwd(), *job], default=str), file=server.stdin, flush=True)
+        problem = json.loads(server.stdout.readline() or '"processes.py has ended"')
+        assert problem is None, problem
 
 
 def environment(**changes: str) -> dict[str, str]:

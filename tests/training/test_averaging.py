@@ -27,9 +27,9 @@ from meristem.training.loop import resume
 from meristem.training.optimizer import guarded_update, make_optimizer
 from runs.test_divergence import bad_batches
 
-from .helpers import CPU, assert_equal_runs, copy_run, final_tensors, metrics, tiny_config, trained
+from .helpers import CPU, assert_equal_runs, copy_run, final_tensors, metrics, run_jobs, tiny_config, trained
 from .test_branching import TRUNK, branch_of
-from .test_distributed import assert_close_runs, torchrun
+from .test_distributed import assert_close_runs
 from .test_together import TOGETHER
 
 PLAN = Plan.from_heads([2, 2], width=16, vocabulary=40, context=8)
@@ -266,7 +266,7 @@ def test_skipped_updates_of_a_run_count_nothing(data: Path, tmp_path: Path, monk
 def test_two_processes_have_the_average_of_one(data: Path, tmp_path: Path) -> None:
     config = tmp_path / "config.toml"
     config.write_text(tiny_config(data, train__average=0.9).to_toml(), encoding="utf-8")
-    torchrun("train", config, "--out", tmp_path / "pair")
+    run_jobs((2, "train", config, tmp_path / "pair"))
     assert_close_runs(RunFolder.open(tmp_path / "pair"), trained(data, tmp_path / "alone", train__average=0.9))
 
 

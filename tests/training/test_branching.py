@@ -21,8 +21,8 @@ from meristem.runs.run_folder import RunFolder, load_run
 from meristem.training.loop import resume, train
 from runs.test_divergence import bad_batches
 
-from .helpers import assert_equal_runs, events, final_state, metrics, prepared, tiny_config, trained
-from .test_distributed import assert_close_runs, torchrun
+from .helpers import assert_equal_runs, events, final_state, metrics, prepared, run_jobs, tiny_config, trained
+from .test_distributed import assert_close_runs
 from .test_together import TOGETHER
 
 LENGTH, STEP = 20, 6
@@ -212,7 +212,7 @@ def test_a_running_trunk_can_be_branched_off(data: Path, trunk: RunFolder, tmp_p
 def test_a_branch_of_two_processes(data: Path, trunk: RunFolder, tmp_path: Path) -> None:
     config = tmp_path / "config.toml"
     config.write_text(tiny_config(data, **branch_of(trunk)).to_toml(), encoding="utf-8")
-    torchrun("train", config, "--out", tmp_path / "pair")
+    run_jobs((2, "train", config, tmp_path / "pair"))
     assert_close_runs(RunFolder.open(tmp_path / "pair"), trained(data, tmp_path / "alone", **branch_of(trunk)))
 
 

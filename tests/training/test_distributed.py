@@ -13,16 +13,10 @@ from meristem.runs.checkpoint import list_checkpoints, load_checkpoint
 from meristem.runs.run_folder import RunFolder
 from meristem.training.loop import resume
 
-from .helpers import STEPS, copy_run, environment, final_tensors, metrics, start, tiny_config, trained
+from .helpers import STEPS, copy_run, environment, final_tensors, metrics, run_jobs, start, tiny_config, trained
 from .test_interruptions import wait_for_lines
 
 TORCHRUN = ("torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "meristem")
-
-
-def torchrun(*arguments: str | Path) -> None:
-    process = start(*arguments, module=TORCHRUN, env=environment(OMP_NUM_THREADS="1"))
-    _, errors = process.communicate(timeout=600)
-    assert process.returncode == 0, errors
 
 
 def assert_close_runs(actual: RunFolder, expected: RunFolder) -> None:
@@ -38,7 +32,9 @@ def pair(data: Path, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     folder = tmp_path_factory.mktemp("pair")
     config = folder / "config.toml"
     config.write_text(tiny_config(data).to_toml(), encoding="utf-8")
-    torchrun("train", config, "--out", folder / "run")
+    process = start("train", config, "--out", folder / "run", module=TORCHRUN, env=environment(OMP_NUM_THREADS="1"))
+    _, errors = process.communicate(timeout=600)
+    assert process.returncode == 0, errors
     return RunFolder.open(folder / "run")
 
 
@@ -58,14 +54,14 @@ def test_a_checkpoint_of_two_processes_resumes_on_one(pair: RunFolder, whole: Ru
 
 def test_a_checkpoint_of_one_process_resumes_on_two(whole: RunFolder, tmp_path: Path) -> None:
     run = copy_run(whole, tmp_path / "run", last=4)
-    torchrun("resume", run.path)
+    run_jobs((2, "resume", run.path))
     newest = load_checkpoint(list_checkpoints(run.checkpoints)[-1])
     assert (newest.step, newest.state["processes"]) == (STEPS, 2)
     assert_close_runs(run, whole)
 
 
 def test_two_processes_stop_together_on_a_signal(data: Path, tmp_path: Path) -> None:
-    steps: dict[str, Any] = {"train__steps": 300, "eval__every": 0, "checkpoint__every": 0}
+    steps: dict[str, Any] = {"train__steps": 150, "eval__every": 0, "checkpoint__every": 0}
     config = tmp_path / "config.toml"
     config.write_text(tiny_config(data, **steps).to_toml(), encoding="utf-8")
     run = RunFolder(tmp_path / "run")
@@ -118,26 +114,24 @@ main()
 """
 
 
-def test_two_processes_go_back_together(data: Path, tmp_path: Path) -> None:
+def test_two_processes_go_back_together(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """While the first one is still writing the checkpoint to go back to, which takes a moment."""
+    monkeypatch.chdir(tmp_path)
     sizes: dict[str, Any] = {
         "eval__every": 0, "train__max_skipped": 1, "train__on_divergence": "rewind", "checkpoint__every": 3,
     }  # fmt: skip
     config, run, program = tmp_path / "config.toml", RunFolder(tmp_path / "run"), tmp_path / "worker.py"
     config.write_text(tiny_config(data, **sizes).to_toml(), encoding="utf-8")
     program.write_text(DIVERGING, encoding="utf-8")
-    module = ("torch.distributed.run", "--standalone", "--nproc-per-node=2", str(program))
-    process = start("train", config, "--out", run.path, module=module, env=environment(OMP_NUM_THREADS="1"))
-    output, errors = process.communicate(timeout=600)
-    assert process.returncode == 0, errors
-    assert [(one.from_step, one.to_step) for one in run.rewinds] == [(5, 3)], output
+    run_jobs((2, "program", program, "train", config, "--out", run.path))
+    assert [(one.from_step, one.to_step) for one in run.rewinds] == [(5, 3)]
     assert metrics(run)[-1]["step"] == STEPS
-    (rewound,) = [line.split() for line in errors.splitlines() if line.startswith("rewound")][:1]
-    assert all(line.split()[2:] == rewound[2:] for line in errors.splitlines() if line.startswith("rewound"))
+    assert [Path(f"rewound-{rank}").read_text(encoding="utf-8") for rank in (0, 1)] == ["3", "3"]
 
 
 DIVERGING = """
-import math, os, sys, time
+import math, os, time
+from pathlib import Path
 from meristem.runs import saver
 from meristem.training import loop
 plain_gradients, plain_write, plain_back = loop.Gradients.__call__, saver.write_checkpoint, loop.go_back
@@ -152,7 +146,7 @@ def slow(folder, taken):
     return plain_write(folder, taken)
 def told(*arguments):
     good = plain_back(*arguments)
-    print("rewound", os.environ["RANK"], "to", good and good.step, file=sys.stderr, flush=True)
+    Path("rewound-" + os.environ["RANK"]).write_text(str(good and good.step))
     return good
 loop.Gradients.__call__, saver.write_checkpoint, loop.go_back = diverging, slow, told
 from meristem.cli import main

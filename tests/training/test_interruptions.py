@@ -15,11 +15,11 @@ import pytest
 from meristem.runs.checkpoint import list_checkpoints, load_checkpoint
 from meristem.runs.run_folder import RunFolder
 from meristem.training.loop import resume
-from meristem.training.signals import BROKEN_PIPE, STOPS
+from meristem.training.signals import BROKEN_PIPE
 
-from .helpers import assert_equal_runs, events, saves, start, tiny_config, trained
+from .helpers import assert_equal_runs, events, run_jobs, saves, start, tiny_config, trained
 
-LONG: dict[str, Any] = {"train__steps": 300, "eval__every": 100, "checkpoint__every": 100}
+LONG: dict[str, Any] = {"train__steps": 150, "eval__every": 50, "checkpoint__every": 50}
 KILLED: dict[str, Any] = {"train__steps": 60, "eval__every": 7, "checkpoint__every": 1, "checkpoint__keep": 2}
 
 
@@ -35,7 +35,7 @@ def wait_for_lines(log: Path, count: int) -> None:
         time.sleep(0.002)
 
 
-@pytest.mark.parametrize("number", STOPS)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])  # the attack `signals` sends all of them
 def test_a_signal_ends_the_command_cleanly_and_it_says_how_to_go_on(
     number: signal.Signals, data: Path, long: RunFolder, tmp_path: Path
 ) -> None:
@@ -49,7 +49,7 @@ def test_a_signal_ends_the_command_cleanly_and_it_says_how_to_go_on(
     assert process.returncode == 128 + number
     assert errors == ""
     newest = load_checkpoint(list_checkpoints(run.checkpoints)[-1])
-    assert 5 <= newest.step < 300
+    assert 5 <= newest.step < LONG["train__steps"]
     assert "\nfinishing this step, then saving; press again to stop without saving\n" in output
     assert f"stopped at step {newest.step}" in output
     assert f"go on with: meristem resume {run.path}" in output
@@ -124,11 +124,8 @@ def kill_loop(data: Path, tmp_path: Path, kills: int, seed: int, **changes: Any)
     """A run that was killed again and again, and the newest checkpoint at each kill; see chaos/kill_loop.py."""
     config = tmp_path / "config.toml"
     config.write_text(tiny_config(data, **(changes or KILLED)).to_toml(), encoding="utf-8")
-    command = [sys.executable, "-m", "chaos.kill_loop", str(config), str(tmp_path / "run"), str(kills), str(seed)]
-    tests = Path(__file__).resolve().parents[1]
-    result = subprocess.run(command, cwd=tests, capture_output=True, text=True, timeout=300, check=False)
-    assert result.returncode == 0, result.stderr
-    return RunFolder.open(tmp_path / "run"), json.loads(result.stdout)
+    run_jobs((1, "kill", config, tmp_path / "run", kills, seed))
+    return RunFolder.open(tmp_path / "run"), json.loads((tmp_path / "run.json").read_text())
 
 
 @pytest.fixture(scope="session")

@@ -36,9 +36,8 @@ from meristem.training.growth_from_config import starting_plan, structure_of
 from meristem.training.loop import resume, train
 from meristem.training.optimizer import make_optimizer
 
-from .helpers import assert_equal_runs, copy_run, final_state, final_tensors, metrics, tiny_config, trained
+from .helpers import assert_equal_runs, copy_run, final_state, final_tensors, metrics, run_jobs, tiny_config, trained
 from .test_display import ESCAPES
-from .test_distributed import torchrun
 from .test_interruptions import kill_loop
 from .test_resume import signal_at
 
@@ -903,7 +902,7 @@ def single(data: Path, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
 def pair(single: RunFolder, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     """Begun by one process, which has measured but not decided yet, and from there on two."""
     run = copy_run(single, tmp_path_factory.mktemp("pair") / "run", last=4)
-    torchrun("resume", run.path)
+    run_jobs((2, "resume", run.path))
     return run
 
 
@@ -925,10 +924,10 @@ def test_growth_of_two_processes_goes_on_in_one(pair: RunFolder, single: RunFold
 def test_growth_from_first_to_last_in_two_processes(birth: str, data: Path, tmp_path: Path) -> None:
     changes = {**WIDE, "growth__birth": birth, "growth__passes": 2, "train__steps": 38}
     (tmp_path / "config.toml").write_text(tiny_config(data, **changes).to_toml(), encoding="utf-8")
-    torchrun("train", tmp_path / "config.toml", "--out", tmp_path / "pair")
+    run_jobs((2, "train", tmp_path / "config.toml", tmp_path / "pair"))
     alone = trained(data, tmp_path / "single", **changes)
     assert [action for _, action, _ in actions(alone)] == ["add", "deepen"] * 3 + ["fix"]
     assert_close_growth(RunFolder.open(tmp_path / "pair"), alone)
     run = copy_run(alone, tmp_path / "run", last=14)
-    torchrun("resume", run.path)
+    run_jobs((2, "resume", run.path))
     assert_close_growth(run, alone)

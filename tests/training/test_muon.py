@@ -21,9 +21,8 @@ from meristem.training.loop import resume
 from meristem.training.muon import Muon, orthogonalised
 from meristem.training.optimizer import guarded_update, make_optimizer
 
-from .helpers import EAGER_BIRTHS, assert_equal_runs, copy_run, final_tensors, tiny_config
+from .helpers import EAGER_BIRTHS, assert_equal_runs, copy_run, final_tensors, run_jobs, tiny_config
 from .helpers import trained as trained_run
-from .test_distributed import torchrun
 
 PLAN = Plan.from_heads([2, 4], width=32, vocabulary=23, context=8, feed_forward=48)
 
@@ -238,7 +237,7 @@ def test_two_processes_share_the_work_and_train_as_one(data: Path, tmp_path: Pat
     config = tiny_config(data, optimizer__kind="muon", train__steps=5)
     whole = trained_run(data, tmp_path / "one", optimizer__kind="muon", train__steps=5)
     (tmp_path / "config.toml").write_text(config.to_toml(), encoding="utf-8")
-    torchrun("train", tmp_path / "config.toml", "--out", tmp_path / "two")
+    run_jobs((2, "train", tmp_path / "config.toml", tmp_path / "two"))
     found, expected = final_tensors(RunFolder.open(tmp_path / "two")), final_tensors(whole)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 

@@ -28,8 +28,8 @@ from meristem.training.compilation import recomputed
 from meristem.training.gradients import Gradients
 from meristem.training.loop import resume
 
-from .helpers import CPU, assert_equal_runs, copy_run, tiny_config, trained
-from .test_distributed import assert_close_runs, torchrun
+from .helpers import CPU, assert_equal_runs, copy_run, run_jobs, tiny_config, trained
+from .test_distributed import assert_close_runs
 from .test_together import TOGETHER
 
 BASE = Plan.from_heads([2, 2, 4], width=32, vocabulary=40, context=16)
@@ -186,7 +186,7 @@ def test_a_run_of_a_classifier_is_the_same_to_the_bit(labelled: Path, tmp_path: 
 def test_two_processes_recompute(data: Path, whole: RunFolder, tmp_path: Path) -> None:
     config = tmp_path / "config.toml"
     config.write_text(tiny_config(data, train__recompute=True).to_toml(), encoding="utf-8")
-    torchrun("train", config, "--out", tmp_path / "pair")
+    run_jobs((2, "train", config, tmp_path / "pair"))
     assert_close_runs(RunFolder.open(tmp_path / "pair"), whole)
 
 

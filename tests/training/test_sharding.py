@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +11,7 @@ import torch
 from meristem.runs.checkpoint import list_checkpoints, load_checkpoint
 from meristem.runs.run_folder import RunFolder
 
-from .helpers import copy_run, environment, final_tensors, metrics, tiny_config, trained
+from .helpers import Job, copy_run, final_tensors, metrics, run_jobs, tiny_config, trained
 from .test_together import TOGETHER, told
 
 LAST = 8  # the checkpoint that runs go on from: blocks were stacked, a head was born, and a loop
@@ -24,14 +21,6 @@ MUON: dict[str, Any] = {
 }  # fmt: skip
 KINDS: dict[str, tuple[int, str]] = {"one": (1, "ddp"), "ddp": (2, "ddp"), "fsdp": (2, "fsdp"), "four": (4, "fsdp")}
 WAYS = [("one", "ddp"), ("one", "fsdp"), ("ddp", "one"), ("ddp", "four"), ("fsdp", "one"), ("fsdp", "ddp")]
-Job = tuple[int | str | Path, ...]
-
-
-def run_jobs(*jobs: Job) -> None:
-    """Let several processes work on every job; see `processes.py`."""
-    command = [sys.executable, str(Path(__file__).with_name("processes.py")), json.dumps(jobs, default=str)]
-    ended = subprocess.run(command, capture_output=True, text=True, env=environment(OMP_NUM_THREADS="1"), check=False)
-    assert ended.returncode == 0, ended.stderr
 
 
 def job(data: Path, folder: Path, name: str, kind: str, **changes: Any) -> Job:

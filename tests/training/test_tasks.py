@@ -30,10 +30,11 @@ from .helpers import (
     final_tensors,
     metrics,
     prepared_labelled,
+    run_jobs,
     tiny_config,
     trained,
 )
-from .test_distributed import assert_close_runs, torchrun
+from .test_distributed import assert_close_runs
 from .test_interruptions import KILLED, kill_loop
 
 BALANCED: dict[str, Any] = {"data__class_weights": "balanced"}
@@ -76,7 +77,7 @@ def test_resuming_from_any_checkpoint_gives_the_same_run(step: int, classified: 
 def test_two_processes_equal_one_with_accumulation(labelled: Path, classified: RunFolder, tmp_path: Path) -> None:
     config = tmp_path / "config.toml"
     config.write_text(tiny_config(labelled, **BALANCED).to_toml(), encoding="utf-8")
-    torchrun("train", config, "--out", tmp_path / "run")
+    run_jobs((2, "train", config, tmp_path / "run"))
     run = RunFolder.open(tmp_path / "run")
     assert load_checkpoint(list_checkpoints(run.checkpoints)[-1]).state["processes"] == 2
     assert_close_runs(run, classified)

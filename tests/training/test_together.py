@@ -27,10 +27,10 @@ from .helpers import (
     final_state,
     final_tensors,
     metrics,
+    run_jobs,
     tiny_config,
     trained,
 )
-from .test_distributed import torchrun
 
 HEADS = [2, 2, 4, 4]  # of 16 and of 8 channels
 BASE: dict[str, Any] = {
@@ -237,7 +237,7 @@ def test_births_stacks_and_loops_are_told(grown: Runs) -> None:
 
 
 @pytest.mark.parametrize(("arm", "steps"), [
-    ("stack", (2, 3, 5, 6)), ("together", (1, 2, 3, 5, 6, 8, 9, 11, 16, 19)), ("pruned", (2, 4, 8, 15)),
+    ("stack", (2, 3, 5, 6)), ("together", (2, 3, 6, 8, 11, 19)), ("pruned", (2, 4, 8, 15)),
     ("normed", (3, 9)),
 ])  # fmt: skip
 def test_resuming_anywhere_gives_the_same_run(arm: str, steps: tuple[int, ...], grown: Runs, tmp_path: Path) -> None:
@@ -270,7 +270,7 @@ def test_heads_leave_beside_loops(grown: Runs) -> None:
 def test_two_processes_grow_as_one_does(arm: str, grown: Runs, tmp_path: Path) -> None:
     single = grown(arm)
     run = copy_run(single, tmp_path / "run", last=1)
-    torchrun("resume", run.path)
+    run_jobs((2, "resume", run.path))
     assert load_checkpoint(list_checkpoints(run.checkpoints)[-1]).state["processes"] == 2
     names = ("step", "event", "policy", "action", "layer", "heads", "plan")
     assert [[e.get(n) for n in names] for e in told(run)] == [[e.get(n) for n in names] for e in told(single)]
