@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 from meristem.comparison import paired_difference
 from meristem.errors import InputError, RunError
 from meristem.evaluation.audit import CONFIDENCE, Audit, AuditSettings, Gain, HeadFinding, LayerFinding
-from meristem.gauges.demand import DemandGauge
+from meristem.gauges.demand import DemandGauge, Directions, side_by_side
 from meristem.gauges.gauge import gauge_place
 from meristem.gauges.probe import Batch, Batches, heads_read, look, silenced
 from meristem.gauges.redundancy import head_moments
@@ -115,13 +115,13 @@ class _Auditor:
         state = self.policy.begin(self.model.plan) if start is None else start
         if not all(layer.largest for layer in state.layers):
             with silenced(self.model):
-                silent = self._fed("measuring the demand without attention", self.policy.calibration)
+                silent = self._fed("measuring the demand without attention", self.policy.calibration, silent=True)
             measured = self.policy.calibrated(state, [gauge.readings()[0] for gauge in silent])
             pairs = zip(state.layers, measured.layers, strict=True)
             state = IncrtState(tuple(known if known.largest else new for known, new in pairs))
         return gauges, self.policy.relative(self.policy.calibrated(state, readings), readings)
 
-    def _fed(self, what: str, most: int | None = None) -> list[DemandGauge]:
+    def _fed(self, what: str, most: int | None = None, *, silent: bool = False) -> list[DemandGauge]:
         """A gauge for each layer, as layers may have heads of different sizes, that has seen `most` batches or all."""
         plan, place = self.model.plan, gauge_place(self.model)
         seed, dims = self.settings.seed, plan.head_dims
@@ -131,7 +131,8 @@ class _Auditor:
             with torch.autocast(tokens.device.type, enabled=False):
                 for layer, gauge in enumerate(gauges):
                     own = slice(layer, layer + 1)
-                    gauge.feed(seen.inputs[own], seen.gradients[own], seen.attention_mask, seen.sizes[own])
+                    heads = None if silent else side_by_side(seen.heads.head_outputs[own])
+                    gauge.feed(seen.inputs[own], seen.gradients[own], seen.attention_mask, seen.sizes[own], heads)
         return gauges
 
     def _asks(self, demand: RelativeDemand) -> bool:
@@ -159,7 +160,7 @@ class _Auditor:
             gains[layer] = Gain(*(paired_difference(*pair, confidence) for pair in pairs)), ""
         return gains
 
-    def _losses_after_training(self, layer: int, directions: tuple[Tensor, Tensor] | None) -> list[float]:
+    def _losses_after_training(self, layer: int, directions: Directions | None) -> list[float]:
         """The losses after training one layer of a copy: a head added to it, or without `directions` those it has."""
         model = copy.deepcopy(self.model)
         attention = model.stack[layer].attention

@@ -51,15 +51,21 @@ class Seen(NamedTuple):
 class Probe:
     """The batch of an update, as instruments see it: tokens (B, T), this process's share, and maybe their targets.
 
-    `fresh` gives batches that the model has not been trained on yet; without it the present batch stands in.
+    `fresh` gives batches that the model has not been trained on yet; without it the present batch stands in. Where
+    training comes back to its rows these are `held_back` rows, so many in all, which it does without.
     """
 
     def __init__(
-        self, model: Growable, tokens: Tensor, targets: Tensor | None = None, fresh: Fresh | None = None
-    ) -> None:
+        self, model: Growable, tokens: Tensor, targets: Tensor | None = None, fresh: Fresh | None = None,
+        held_back: int = 0,
+    ) -> None:  # fmt: skip
+        if held_back and fresh is None:
+            raise InputError("fresh", None, f"must give the {held_back} rows that are held back")
         self.model, self.tokens, self._targets = model, tokens, targets
         self.fresh: Fresh = fresh or (lambda: iter([(self.tokens, self.targets)]))
+        self.held_back = held_back
         self._seen: dict[bool, Seen] = {}
+        self._held_back: dict[bool, Seen] = {}
         self._heads: HeadsRead | None = None
 
     @property
@@ -71,9 +77,18 @@ class Probe:
     def look(self, *, silent: bool = False) -> Seen:
         """What some sequences of the batch show of every layer; `silent`: of the model without attention."""
         if silent not in self._seen:
-            with silenced(self.model) if silent else nullcontext():
-                self._seen[silent] = look(self.model, self.tokens, self.targets)
+            self._seen[silent] = self._look(self.tokens, self.targets, silent)
         return self._seen[silent]
+
+    def look_held_back(self, *, silent: bool = False) -> Seen:
+        """What some of the rows that are held back show."""
+        if silent not in self._held_back:
+            self._held_back[silent] = self._look(*next(self.fresh()), silent)
+        return self._held_back[silent]
+
+    def _look(self, tokens: Tensor, targets: Tensor, silent: bool) -> Seen:
+        with silenced(self.model) if silent else nullcontext():
+            return look(self.model, tokens, targets)
 
     @property
     def heads(self) -> HeadsRead:
@@ -86,7 +101,7 @@ class Probe:
 
     def forget(self) -> None:
         """The model has changed: what was seen is no longer what it shows."""
-        self._seen, self._heads = {}, None
+        self._seen, self._held_back, self._heads = {}, {}, None
 
 
 def look(model: Growable, tokens: Tensor, targets: Tensor) -> Seen:

@@ -101,18 +101,21 @@ class Grower:
         _check_optimizer(self.model, optimizer)
         self.optimizer = optimizer
 
-    def step(self, tokens: Tensor, targets: Tensor | None = None, fresh: Fresh | None = None) -> Growth:
+    def step(
+        self, tokens: Tensor, targets: Tensor | None = None, fresh: Fresh | None = None, held_back: int = 0
+    ) -> Growth:
         """Measure and grow, when either is due, after an update on tokens (B, T), this process's share of the batch.
 
         Some gauges also need the targets, and `fresh` batches, not trained on yet; without these, trials are made on
-        the present batch.
+        the present batch. Where training comes back to its rows nothing stays fresh: then `fresh` gives, in turn, as
+        many as `held_back` rows that are never trained on.
         """
         if not isinstance(tokens, Tensor) or tokens.dim() < 2:
             shape = tuple(tokens.shape) if isinstance(tokens, Tensor) else type(tokens).__name__
             raise InputError("tokens", shape, "must be (B, T), one sequence in each row")
         self.done += 1
         with ExitStack() as ending:
-            probe = Probe(self.model, tokens, targets, fresh)
+            probe = Probe(self.model, tokens, targets, fresh, held_back)
             growth = _Step(self.done, lambda: ending.enter_context(self.whole()))
             for gauge in dict.fromkeys(gauge for name in self.policies for gauge in self._feeding(name)):
                 growth.look()
