@@ -128,7 +128,8 @@ def _training(loaded: LoadedRun, data: TokenData | LabelledData) -> Training:
     """What the run would go on with, in batches that fit."""
     config = loaded.config
     size = config.train.micro_batch or config.train.batch_size
-    smaller = replace(config, train=replace(config.train, batch_size=size, micro_batch=None))
+    steps = config.train.steps * config.train.batch_size // size  # of the same rows in all
+    smaller = replace(config, train=replace(config.train, batch_size=size, micro_batch=None, steps=steps))
     task = make_task(smaller, loaded.model.plan, data, fixed=False)
     first = loaded.step * config.train.batch_size // size
 

@@ -83,8 +83,18 @@ class Probe:
     def look_held_back(self, *, silent: bool = False) -> Seen:
         """What some of the rows that are held back show."""
         if silent not in self._held_back:
-            self._held_back[silent] = self._look(*next(self.fresh()), silent)
+            self._held_back[silent] = self._look(*self._some_held_back(), silent)
         return self._held_back[silent]
+
+    def _some_held_back(self) -> Batch:
+        """As many rows as are looked at, if batches of the same length follow one another."""
+        batches = self.fresh()
+        tokens, targets = next(batches)
+        for more, theirs in batches:
+            if len(tokens) * world() >= min(SEQUENCES, self.held_back) or more.shape[1:] != tokens.shape[1:]:
+                break
+            tokens, targets = torch.cat((tokens, more)), torch.cat((targets, theirs))
+        return tokens, targets
 
     def _look(self, tokens: Tensor, targets: Tensor, silent: bool) -> Seen:
         with silenced(self.model) if silent else nullcontext():
