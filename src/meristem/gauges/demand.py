@@ -351,7 +351,7 @@ class DemandInstrument(Instrument):
     def feed(self, probe: Probe) -> None:
         silent = self.fed < self.gauge.calibration
         seen = probe.look(silent=silent)
-        held_back = probe.look_held_back(silent=silent) if probe.held_back else None
+        held_back = probe.look_held_back(silent=silent)
         self.fed += 1
         with torch.no_grad(), torch.autocast(probe.tokens.device.type, enabled=False):
             for group in self.groups.values():
@@ -361,7 +361,7 @@ class DemandInstrument(Instrument):
                 if self.fed == self.half:
                     group.earlier = group.gauge.outputs.total.clone()
             if self.fed == self.gauge.calibration:
-                self._calibrate(probe.held_back)
+                self._calibrate(probe.rows)
 
     def _calibrate(self, rows: int) -> None:
         """Remember the demand without attention, and begin anew."""
@@ -373,7 +373,7 @@ class DemandInstrument(Instrument):
             group.gauge.reset(range(group.gauge.layers))
 
     def read(self, probe: Probe) -> ModelDemand:
-        layers = self._by_layer(lambda group: group.gauge.readings(probe.held_back))
+        layers = self._by_layer(lambda group: group.gauge.readings(probe.rows))
         forms = self._by_layer(lambda group: group.gauge.forms())
         agreed = from_first_rank((tuple(layers), tuple(forms), self.start, self.spectra))
         directions = self._by_layer(lambda group: [group.gauge.directions(i) for i in range(group.gauge.layers)])

@@ -169,7 +169,7 @@ class TrialInstrument(Instrument):
         layer, head = self.gauge.layer, self.gauge.head
         weight = self.model.stack[layer].attention.out.weight
         old, new = weight.clone(), head_moments([probe.heads])[layer].folded(weight, head)
-        enough = min(self.gauge.sequences, probe.held_back or self.gauge.sequences)
+        enough = min(self.gauge.sequences, probe.rows or self.gauge.sequences)
         sums = torch.zeros(3, device=weight.device, dtype=torch.float64)
         try:
             for tokens, targets in probe.fresh():

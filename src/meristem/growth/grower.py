@@ -18,7 +18,7 @@ from torch import Tensor
 
 from meristem.errors import InputError, shown
 from meristem.gauges.gauge import Gauge, Instrument
-from meristem.gauges.probe import Fresh, Probe
+from meristem.gauges.probe import Fresh, HeldBack, Probe
 from meristem.growth.apply import adopt, apply_edit, check_can_follow, check_held, tensors_of
 from meristem.growth.events import Event, GrowthEvent, Measurement, check_facts
 from meristem.growth.policy import Change, Decision, Policy
@@ -102,13 +102,13 @@ class Grower:
         self.optimizer = optimizer
 
     def step(
-        self, tokens: Tensor, targets: Tensor | None = None, fresh: Fresh | None = None, held_back: int = 0
-    ) -> Growth:
+        self, tokens: Tensor, targets: Tensor | None = None, fresh: Fresh | None = None,
+        held_back: HeldBack | None = None,
+    ) -> Growth:  # fmt: skip
         """Measure and grow, when either is due, after an update on tokens (B, T), this process's share of the batch.
 
         Some gauges also need the targets, and `fresh` batches, not trained on yet; without these, trials are made on
-        the present batch. Where training comes back to its rows nothing stays fresh: then `fresh` gives, in turn, as
-        many as `held_back` rows that are never trained on.
+        the present batch. Where training comes back to its rows nothing stays fresh: then some are `held_back`.
         """
         if not isinstance(tokens, Tensor) or tokens.dim() < 2:
             shape = tuple(tokens.shape) if isinstance(tokens, Tensor) else type(tokens).__name__

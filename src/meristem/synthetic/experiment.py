@@ -10,6 +10,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from meristem.gauges.probe import HeldBack
 from meristem.growth import Grower, Policy
 from meristem.growth.events import Event
 from meristem.synthetic.known_tasks import KnownTask
@@ -53,22 +54,23 @@ def grow(
     grower = Grower(model, optimizer, [_ending(policy, decay) for policy in policies])
     events: list[Event] = []
 
-    held_back = max((policy.held_back(task.rows) for policy in policies), default=0) if task.rows else 0
+    kept = max((policy.held_back(task.rows) for policy in policies), default=0) if task.rows else 0
+
+    def held_back(step: int) -> HeldBack | None:
+        return HeldBack(kept, lambda: task.batch(min(batch, kept), step, range(kept))) if kept else None
 
     def fresh(step: int) -> Iterator[tuple[Tensor, Tensor]]:
-        if held_back:
-            return (task.batch(min(batch, held_back), number, range(held_back)) for number in itertools.count(step))
         return (task.without_end.batch(batch, FRESH + 1000 * step + number) for number in itertools.count())
 
     for step in range(1, steps + 1):
         for group in optimizer.param_groups:
             group["lr"] = rate * min(1.0, 0.1 + 0.9 * (steps - step) / max(1, steps - decay))
-        tokens, targets = task.batch(batch, step, range(held_back, task.rows))
+        tokens, targets = task.batch(batch, step, range(kept, task.rows))
         loss = model.loss(tokens, targets)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        growth = grower.step(tokens, targets, partial(fresh, step), held_back)
+        growth = grower.step(tokens, targets, None if kept else partial(fresh, step), held_back(step))
         events += growth.events
         report(step, float(loss.detach()), model.plan.heads[0], growth.events)
     with torch.no_grad():

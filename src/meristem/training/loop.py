@@ -23,6 +23,7 @@ from meristem.data import LabelledData, TokenData, open_data
 from meristem.devices import autocast, compute_dtype, describe_device, keep_freed_memory, memory_of
 from meristem.errors import InputError, RunError, shortened
 from meristem.files import absolute, new_folder, write_atomically
+from meristem.gauges.probe import HeldBack
 from meristem.growth import Grower
 from meristem.growth.policies import POLICIES
 from meristem.limits import check_integer
@@ -319,12 +320,25 @@ class Trainer:
 
     def fresh(self) -> Iterator[tuple[Tensor, Tensor]]:
         """What will be trained on next, sequence by sequence of micro-batches; or the rows that are held back."""
+        batch = self.held_back_batch if self.task.held_back else self.batch
         for step in itertools.count(self.progress.step):
-            if self.task.held_back:
-                batch = self.placed(self.task.held_back_batch(step, self.peers.rank, self.peers.world))
-            else:
-                batch = self.batch(step)
-            yield from zip(*batch, strict=True)
+            yield from zip(*batch(step), strict=True)
+
+    def held_back_batch(self, step: int) -> tuple[Tensor, Tensor]:
+        """Rows that are held back, in turn, as `batch` gives those that are trained on."""
+        return self.placed(self.task.held_back_batch(step, self.peers.rank, self.peers.world))
+
+    @property
+    def held_back(self) -> HeldBack | None:
+        """The rows that are held back, if some are."""
+        if not self.task.held_back:
+            return None
+
+        def batch() -> tuple[Tensor, Tensor]:
+            tokens, targets = self.held_back_batch(self.progress.step)
+            return tokens.flatten(0, 1), targets.flatten(0, 1)
+
+        return HeldBack(self.task.held_back, batch)
 
     def settle(self, reading: StepReading | None, record: Recorder) -> bool:
         """Record a finished step; whether a stop was asked for by then."""
@@ -344,9 +358,8 @@ class Trainer:
             return False
         step = self.progress.step
         with autocast(self.peers.device):
-            growth = self.grower.step(
-                self.tokens.flatten(0, 1), self.targets.flatten(0, 1), self.fresh, self.task.held_back
-            )
+            tokens, targets = self.tokens.flatten(0, 1), self.targets.flatten(0, 1)
+            growth = self.grower.step(tokens, targets, self.fresh, self.held_back)
         stopping = False
         if growth.changed or growth.events:
             self.spent.lap("growth")

@@ -228,7 +228,11 @@ def test_a_state_of_one_last_change_is_that_of_all_layers() -> None:
     """As older versions wrote it."""
     state = run(Incrt(), STRONG, WEAK, until=450)[-1][1].state
     data = json.loads(json.dumps(Incrt().dump(state)))
-    old = {**data, "last_change": 77, "layers": [{k: v for k, v in x.items() if k != "changed"} for x in data["layers"]]}
+    old = {
+        **data,
+        "last_change": 77,
+        "layers": [{k: v for k, v in x.items() if k != "changed"} for x in data["layers"]],
+    }
     assert [layer.changed for layer in Incrt().load(old).layers] == [77, 77]
 
 

@@ -170,9 +170,12 @@ class Incrt(Births):
         if demand.start:
             state = self.calibrated(state, demand.start)
         judged = self.judge(state, step, demand.layers, loss, full_layers(plan, self.max_heads))
+        # Where the first demand was not certain there is nothing to be expected of it.
+        certain = [reading.certainty > self.certainty for reading in demand.start] or [True] * len(demand.spectra)
+        spectra = [spectrum if sure else () for spectrum, sure in zip(demand.spectra, certain, strict=True)]
         facts = {
             "loss": finite(loss),
-            **head_facts(plan, judged.relative, judged.rules, [self.predicted(s) for s in demand.spectra]),
+            **head_facts(plan, judged.relative, judged.rules, [self.predicted(spectrum) for spectrum in spectra]),
             "asymmetry": [finite(form.asymmetry) for form in demand.forms],
             "rank": [finite(form.rank) for form in demand.forms],
         }
@@ -188,14 +191,13 @@ class Incrt(Births):
 
         def born(new: int) -> LayerDemand:
             source = moves.copies.get(new)
-            own = LayerDemand() if source is None else old.layers[source]
-            return replace(own, hits=0, last=0.0, changed=step)
+            return LayerDemand() if source is None else replace(old.layers[source], hits=0, last=0.0)
 
         layers = moves.of_layers(old.layers, born)
         grown = moves.of_layers(old.grown, lambda new: (False,) * plan.heads[new])
         state = replace(old, layers=layers, grown=grown)
         if None in moves.layers:  # the loss jumps at a copy: what it was before says nothing of now
-            state = replace(state, losses=())
+            state = replace(state, layers=tuple(replace(layer, changed=step) for layer in layers), losses=())
         for layer, heads in moves.heads.items():
             gone = [was for head, was in enumerate(grown[layer]) if head not in heads]
             flags = moves.of_heads(layer, grown[layer], lambda: True)
