@@ -50,7 +50,7 @@ BETAS = (0.9, 0.95)  # of Adam, which moves queries and keys, once per feed
 # something was asked for long ago.
 START, RATE, FORGET = 0.1, 0.1, 0.03
 PAIRS = 2**27  # of tokens, over sequences and layers, that are held at a time, where a layer has not more
-RIDGE = 1e-5  # of the mean diagonal entry of the second moments of what the present heads read
+RIDGE = 1e-3  # of the mean diagonal entry of the second moments of what the present heads read
 STAY = 1e-2  # of the old basis in a new one, for directions in which nothing is asked for; others do not notice
 
 
