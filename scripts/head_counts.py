@@ -2,7 +2,7 @@
 
     python scripts/head_counts.py run --out runs.jsonl --tasks tuning --seeds 1000-1005 --processes 12
     python scripts/head_counts.py run --out runs.jsonl --tasks teacher-4,noise --criteria demand,demand:share=0.05
-    python scripts/head_counts.py run --out runs.jsonl --criteria author,repaired --seeds 0-4
+    python scripts/head_counts.py run --out runs.jsonl --criteria author,repaired,fixed-4 --seeds 0-4
     python scripts/head_counts.py run --out runs.jsonl --tasks teacher-4 --batch 32,128 --rate 0.005,0.02
     python scripts/head_counts.py table runs.jsonl
 
@@ -75,10 +75,9 @@ KEY = ("task", "criterion", "seed", "batch", "rate", "steps")
 
 def run_one(name: str, criterion: str, seed: int, batch: int, rate: float) -> dict[str, Any]:
     torch.set_num_threads(1)
-    task, policy = replace(TEST[name], seed=seed), replace(policy_of(criterion), seed=seed)
-    begin = time.perf_counter()
-    pruning: list[Policy] = [Prune(policy.decide_every)] if isinstance(policy, Incrt) else []
-    outcome = grow(task, [policy, *pruning], steps=STEPS, seed=seed, batch=batch, rate=rate)
+    task, begin = replace(TEST[name], seed=seed), time.perf_counter()
+    policies, heads = policies_of(criterion, seed)
+    outcome = grow(task, policies, heads=heads, steps=STEPS, seed=seed, batch=batch, rate=rate)
     changes = [event for event in outcome.events if isinstance(event, GrowthEvent)]
     (expected,) = predicted_heads(outcome.events, layers=1)
     return {
@@ -92,11 +91,17 @@ def run_one(name: str, criterion: str, seed: int, batch: int, rate: float) -> di
     }  # fmt: skip
 
 
-def policy_of(criterion: str) -> Incrt | Published:
-    """A criterion by its name, with other settings perhaps: demand:share=0.05:hits=3."""
+def policies_of(criterion: str, seed: int) -> tuple[list[Policy], int]:
+    """The policies of a criterion and the heads at the start.
+
+    A criterion is a name, perhaps with other settings, demand:share=0.05:hits=3, or so many heads that stay, fixed-4.
+    """
     name, *settings = criterion.split(":")
+    if name.startswith("fixed-"):
+        return [], int(name.removeprefix("fixed-"))
     pairs = dict(setting.split("=") for setting in settings)
-    return replace(POLICIES[name], **{key: json.loads(value) for key, value in pairs.items()})
+    policy = replace(POLICIES[name], seed=seed, **{key: json.loads(value) for key, value in pairs.items()})
+    return [policy, *([Prune(policy.decide_every)] if isinstance(policy, Incrt) else [])], 1
 
 
 def strong_heads(task: KnownTask) -> int:
