@@ -43,8 +43,8 @@ def _head_lines(audit: Audit) -> list[str]:
 def _layer_lines(audit: Audit) -> list[str]:
     lines = [
         "Every layer: the demand left, of the largest there was; the fall of the loss with another head, in %",
-        "layer  heads  predicted  demand  noise  threshold  demand is"
-        f"  {'another head':<25}  {'further training':<25}  wants more",
+        "layer  heads  predicted  demand  noise  threshold  it is  "
+        f"  {'another head':<24}  {'further training':<24}  wants more",
     ]
     for layer in audit.layers:
         demand = "  ".join(
@@ -54,8 +54,8 @@ def _layer_lines(audit: Audit) -> list[str]:
         gain = layer.gain
         gains = ("not tried", "") if gain is None else (_percent(audit, gain.head), _percent(audit, gain.further))
         lines.append(
-            f"{layer.layer:>5}  {layer.heads:>5}  {_predicted(layer.predicted):>9}  {demand}  {layer.kind:<9}  "
-            f"{gains[0]:<25}  {gains[1]:<25}  {audit.wants_more(layer)}"
+            f"{layer.layer:>5}  {layer.heads:>5}  {_predicted(layer.predicted):>9}  {demand}  {layer.kind:<7}  "
+            f"{gains[0]:<24}  {gains[1]:<24}  {audit.wants_more(layer)}"
         )
     return lines
 
