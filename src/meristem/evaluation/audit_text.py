@@ -44,7 +44,7 @@ def _layer_lines(audit: Audit) -> list[str]:
     lines = [
         "Every layer: the demand left, of the largest there was; the fall of the loss with another head, in %",
         "layer  heads  predicted  demand  noise  threshold  it is  "
-        f"  {'another head':<24}  {'further training':<24}  wants more",
+        f"  {'another head':<23}  {'further training':<23}  wants more",
     ]
     for layer in audit.layers:
         demand = "  ".join(
@@ -55,7 +55,7 @@ def _layer_lines(audit: Audit) -> list[str]:
         gains = ("not tried", "") if gain is None else (_percent(audit, gain.head), _percent(audit, gain.further))
         lines.append(
             f"{layer.layer:>5}  {layer.heads:>5}  {_predicted(layer.predicted):>9}  {demand}  {layer.kind:<7}  "
-            f"{gains[0]:<24}  {gains[1]:<24}  {audit.wants_more(layer)}"
+            f"{gains[0]:<23}  {gains[1]:<23}  {audit.wants_more(layer)}"
         )
     return lines
 

@@ -523,7 +523,8 @@ def side_by_side(head_outputs: Sequence[Tensor]) -> Tensor:
 def _unexplained(gradients: Tensor, heads: Tensor) -> Tensor:
     """What is left of gradients (layers, B, T, d) by what heads read (layers, B, T, f), all centred, in least squares.
 
-    That is what no change of the heads' output maps could make.
+    That is what no change of the heads' output maps could make. The ridge leaves out what heads hardly read, as there
+    rounding would decide.
     """
     wanted, read = gradients.flatten(1, 2), heads.flatten(1, 2)
     moments = sum_over_ranks(read.mT @ read)
