@@ -1,13 +1,14 @@
 """How many heads are found on tasks whose right number is known, by every criterion, and how stable that is.
 
-    python scripts/head_counts.py run --out runs.jsonl --criteria demand --seeds 0,1,2,3,4,5,6,7,8,9
-    python scripts/head_counts.py run --out runs.jsonl --criteria author,repaired --seeds 0,1,2,3,4
+    python scripts/head_counts.py run --out runs.jsonl --tasks tuning --seeds 1000-1005 --processes 12
+    python scripts/head_counts.py run --out runs.jsonl --tasks teacher-4,noise --criteria demand,demand:share=0.05
+    python scripts/head_counts.py run --out runs.jsonl --criteria author,repaired,fixed-4 --seeds 0-4
     python scripts/head_counts.py run --out runs.jsonl --tasks teacher-4 --batch 32,128 --rate 0.005,0.02
-    python scripts/head_counts.py run --out runs.jsonl --criteria demand-10,demand-20,demand-40
     python scripts/head_counts.py table runs.jsonl
 
-`run` adds a line per run and passes over those that are there; `table` puts them together. One run takes about half a
-minute on an idle core.
+`run` adds a line per run and passes over those that are there, so that it can be stopped and called again; `--limit`
+stops it by itself after so many seconds. `table` puts the lines together. One run takes about half a minute on an idle
+core. What `tuning` and `test` mean stands in results/2026-11-17-demand/split.md.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ import itertools
 import json
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,11 +32,35 @@ from meristem.runs.entries import predicted_heads
 from meristem.synthetic import KnownTask, grow
 from meristem.synthetic.experiment import BATCH, RATE
 
-TASKS = {
+PLAIN = {
     **{f"teacher-{heads}": KnownTask("teacher", heads) for heads in (1, 2, 4, 6, 8)},
     "bag": KnownTask("bag", 1),
     "noise": KnownTask("noise", 1),
 }
+TUNING = {
+    **PLAIN,
+    "noise, mean 1": KnownTask("noise", 1, mean=1.0),
+    "noise, 512 rows": KnownTask("noise", 1, rows=512),
+    "teacher-4, mean 1": KnownTask("teacher", 4, mean=1.0),
+    "teacher-4, strengths 1 .3 .1 .03": KnownTask("teacher", 4, strengths=(1.0, 0.3, 0.1, 0.03)),
+    "teacher-16, width 64": KnownTask("teacher", 16, width=64),
+    "teacher-2, rank 4": KnownTask("teacher", 2, rank=4),
+}
+TEST = {
+    **TUNING,
+    "noise, mean 3": KnownTask("noise", 1, mean=3.0),
+    "noise, 256 rows": KnownTask("noise", 1, rows=256),
+    "noise, 1024 rows": KnownTask("noise", 1, rows=1024),
+    "noise, width 64": KnownTask("noise", 1, width=64),
+    "noise, heavy tails": KnownTask("noise", 1, heavy_tails=True),
+    "teacher-4, mean 3": KnownTask("teacher", 4, mean=3.0),
+    "teacher-4, strengths 1 .5 .25 .125": KnownTask("teacher", 4, strengths=(1.0, 0.5, 0.25, 0.125)),
+    "teacher-12, width 64": KnownTask("teacher", 12, width=64),
+    "teacher-3, rank 2": KnownTask("teacher", 3, rank=2),
+    "teacher-3, width 48, 24 tokens": KnownTask("teacher", 3, width=48, length=24),
+    "teacher-4, heavy tails": KnownTask("teacher", 4, heavy_tails=True),
+}
+LISTS = {"plain": PLAIN, "tuning": TUNING, "test": TEST}
 POLICIES: dict[str, Incrt | Published] = {
     "demand": Incrt(),  # a feed in 5 updates
     **{f"demand-{every}": Incrt(feed_every=every, decide_every=10 * every) for every in (10, 20, 25, 40)},
@@ -42,46 +68,90 @@ POLICIES: dict[str, Incrt | Published] = {
     "repaired": Published("repaired"),
 }
 STEPS = 4000
+STRONG = 0.1  # heads weaker than this share of the strongest may be found or not
+UNDONE = 400  # updates, two cool-downs of 200: a birth that is undone within these is counted apart
 KEY = ("task", "criterion", "seed", "batch", "rate", "steps")
 
 
 def run_one(name: str, criterion: str, seed: int, batch: int, rate: float) -> dict[str, Any]:
-    task, policy = replace(TASKS[name], seed=seed), replace(POLICIES[criterion], seed=seed)
-    begin = time.perf_counter()
-    pruning: list[Policy] = [Prune(policy.decide_every)] if isinstance(policy, Incrt) else []
-    outcome = grow(task, [policy, *pruning], steps=STEPS, seed=seed, batch=batch, rate=rate)
+    torch.set_num_threads(1)
+    task, begin = replace(TEST[name], seed=seed), time.perf_counter()
+    policies, heads = policies_of(criterion, seed)
+    outcome = grow(task, policies, heads=heads, steps=STEPS, seed=seed, batch=batch, rate=rate)
     changes = [event for event in outcome.events if isinstance(event, GrowthEvent)]
     (expected,) = predicted_heads(outcome.events, layers=1)
     return {
         "task": name, "criterion": criterion, "seed": seed, "batch": batch, "rate": rate, "steps": STEPS,
-        "heads": outcome.heads, "answer": task.answer, "loss": outcome.loss,
+        "heads": outcome.heads, "answer": task.answer, "least": strong_heads(task), "loss": outcome.loss,
         "predicted": expected,
+        "births": sum(event.action == "birth" for event in changes),
+        "undone": undone_births(changes),
         "changes": [[event.step, event.action] for event in changes],
         "seconds": time.perf_counter() - begin,
     }  # fmt: skip
 
 
+def policies_of(criterion: str, seed: int) -> tuple[list[Policy], int]:
+    """The policies of a criterion and the heads at the start.
+
+    A criterion is a name, perhaps with other settings, demand:share=0.05:hits=3, or so many heads that stay, fixed-4.
+    """
+    name, *settings = criterion.split(":")
+    if name.startswith("fixed-"):
+        return [], int(name.removeprefix("fixed-"))
+    pairs = dict(setting.split("=") for setting in settings)
+    policy = replace(POLICIES[name], seed=seed, **{key: json.loads(value) for key, value in pairs.items()})
+    return [policy, *([Prune(policy.decide_every)] if isinstance(policy, Incrt) else [])], 1
+
+
+def strong_heads(task: KnownTask) -> int:
+    """The heads of a task that have to be found."""
+    strengths = task.strengths if task.kind == "teacher" else ()
+    return sum(one >= STRONG * max(strengths) for one in strengths) if strengths else task.answer
+
+
+def undone_births(changes: Sequence[GrowthEvent]) -> int:
+    """Births whose head has left within two cool-downs; a newborn is the last head of its layer."""
+    born: list[int | None] = [None]
+    undone = 0
+    for event in changes:
+        if event.action == "birth":
+            born.append(event.step)
+        elif event.action == "removal":
+            since = born.pop(event.facts["head"])
+            undone += since is not None and event.step - since <= UNDONE
+    return undone
+
+
+def is_right(run: dict[str, Any]) -> bool:
+    """Whether as many heads were found as are needed, or one more; where nothing is asked for, not one more."""
+    most = run["answer"] + (1 if run["task"].startswith("teacher") else 0)
+    return bool(run.get("least", run["answer"]) <= run["heads"] <= most)
+
+
 def table(runs: list[dict[str, Any]]) -> str:
     """Final head counts by task and criterion, and by batch size and learning rate."""
     lines = [
-        "| task | criterion | batch | rate | runs | heads found (times) | K in {r, r+1} | largest loss | removals |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| task | criterion | batch | rate | runs | heads found (times) | right | predicted (times) | largest loss "
+        "| births undone | removals |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
-    order = {name: index for index, name in enumerate(TASKS)}
+    order = {name: index for index, name in enumerate(TEST)}
     groups = sorted({(r["criterion"], order[r["task"]], r["batch"], r["rate"], r["task"]) for r in runs})
     for criterion, _, batch, rate, task in groups:
         mine = [r for r in runs if (r["criterion"], r["task"], r["batch"], r["rate"]) == (criterion, task, batch, rate)]
-        counts = Counter(r["heads"] for r in mine)
-        found = ", ".join(f"{heads} ({times})" for heads, times in sorted(counts.items()))
-        allowed = (0, 1) if task.startswith("teacher") else (0,)
-        right = sum(r["heads"] - r["answer"] in allowed for r in mine)
+        predicted = [r["predicted"]["count"] for r in mine if r["predicted"]]
         removals = sum(action == "removal" for r in mine for _, action in r["changes"])
-        loss = max(r["loss"] for r in mine)
         lines.append(
-            f"| {task} | {criterion} | {batch} | {rate} | {len(mine)} | {found} | {right} of {len(mine)} "
-            f"| {loss:.4f} | {removals} |"
+            f"| {task} | {criterion} | {batch} | {rate} | {len(mine)} | {_counts([r['heads'] for r in mine])} "
+            f"| {sum(map(is_right, mine))} of {len(mine)} | {_counts(predicted)} | {max(r['loss'] for r in mine):.4f} "
+            f"| {sum(r.get('undone', 0) for r in mine)} | {removals} |"
         )
     return "\n".join(lines)
+
+
+def _counts(values: Sequence[int]) -> str:
+    return ", ".join(f"{value} ({times})" for value, times in sorted(Counter(values).items()))
 
 
 def main() -> None:
@@ -89,43 +159,64 @@ def main() -> None:
     commands = parser.add_subparsers(dest="command", required=True)
     run = commands.add_parser("run")
     run.add_argument("--out", type=Path, required=True)
-    run.add_argument("--tasks", default=",".join(TASKS))
+    run.add_argument("--tasks", default="plain", help="plain, tuning, test, or names with ; between them")
     run.add_argument("--criteria", default="demand")
-    run.add_argument("--seeds", default="0,1,2,3,4")
+    run.add_argument("--seeds", default="0-4")
     run.add_argument("--batch", default=str(BATCH))
     run.add_argument("--rate", default=str(RATE))
+    run.add_argument("--processes", type=int, default=1)
+    run.add_argument("--limit", type=float, default=float("inf"), help="seconds after which no more runs begin")
     show = commands.add_parser("table")
     show.add_argument("files", type=Path, nargs="+")
     options = parser.parse_args()
     if options.command == "table":
         print(table([json.loads(line) for path in options.files for line in path.read_text().splitlines()]))
         return
-    torch.set_num_threads(1)
+    tasks = list(LISTS[options.tasks]) if options.tasks in LISTS else options.tasks.split(";")
+    for name in tasks:
+        if name not in TEST:
+            parser.error(f"no task {name!r}; there are {'; '.join(TEST)}")
+    wanted = itertools.product(
+        _seeds(options.seeds), options.criteria.split(","), tasks,
+        map(int, options.batch.split(",")), map(float, options.rate.split(",")),
+    )  # fmt: skip
     options.out.parent.mkdir(parents=True, exist_ok=True)
     there = [json.loads(line) for line in options.out.read_text().splitlines()] if options.out.exists() else []
     known = {tuple(result[key] for key in KEY) for result in there}
-    for seed, criterion, task, batch, rate in itertools.product(
-        map(int, options.seeds.split(",")), _named(parser, options.criteria, POLICIES),
-        _named(parser, options.tasks, TASKS), map(int, options.batch.split(",")), map(float, options.rate.split(",")),
-    ):  # fmt: skip
-        if (task, criterion, seed, batch, rate, STEPS) in known:
-            continue
-        result = run_one(task, criterion, seed, batch, rate)
-        with options.out.open("a") as file:
+    jobs = [
+        (task, criterion, seed, batch, rate)
+        for seed, criterion, task, batch, rate in wanted
+        if (task, criterion, seed, batch, rate, STEPS) not in known
+    ]
+    run_all(jobs, options.out, options.processes, time.monotonic() + options.limit)
+
+
+def run_all(jobs: list[tuple[str, str, int, float, float]], out: Path, processes: int, end: float) -> None:
+    """Run in so many processes, a line each as it ends; after the `end` no more begin, and what runs is waited for."""
+    with ProcessPoolExecutor(processes) as pool, out.open("a") as file:
+        running: set[Future[dict[str, Any]]] = set()
+        left = iter(jobs)
+        while True:
+            while len(running) < processes and time.monotonic() < end and (job := next(left, None)) is not None:
+                running.add(pool.submit(run_one, *job))  # type: ignore[arg-type]
+            if not running:
+                return
+            done = next(as_completed(running))
+            running.remove(done)
+            result = done.result()
             file.write(json.dumps(result) + "\n")
-        print(
-            f"{task}, {criterion}, seed {seed}, batch {batch}, rate {rate}: {result['heads']} heads, "
-            f"loss {result['loss']:.4f}, {result['seconds']:.0f} s",
-            flush=True,
-        )
+            file.flush()
+            print(
+                f"{result['task']}, {result['criterion']}, seed {result['seed']}, batch {result['batch']}, rate "
+                f"{result['rate']}: {result['heads']} heads, loss {result['loss']:.4f}, {result['seconds']:.0f} s",
+                flush=True,
+            )
 
 
-def _named(parser: argparse.ArgumentParser, text: str, known: Iterable[str]) -> list[str]:
-    names = text.split(",")
-    for name in names:
-        if name not in known:
-            parser.error(f"no {name!r}; there are {', '.join(known)}")
-    return names
+def _seeds(text: str) -> list[int]:
+    """1000-1003 or 1,5,7."""
+    ranges = (part.partition("-") for part in text.split(","))
+    return [seed for first, _, last in ranges for seed in range(int(first), int(last or first) + 1)]
 
 
 if __name__ == "__main__":

@@ -71,7 +71,7 @@ TABLES: dict[str, dict[str, Any]] = {
     "stack": {"start_layers": 3, "layers": 6, "at": [0.3, 600.0], "order": "interleave"},
     "incrt": {
         **BIRTHS, "feed_every": 3, "calibration": 9, "cool_down": 90, "warm_up": 70, "certainty": 3.0, "share": 0.2,
-        "steady": 0.7, "plateau": 0.3, "hits": 3, "feeds": 5,
+        "steady": 0.7, "plateau": 0.3, "hits": 3, "feeds": 5, "hold_back": 0.1,
     },
     "prune": {
         "decide_every": 20, "cool_down": 90, "grace": 50, "redundant": 0.01, "patience": 2, "tolerance": 0.02,

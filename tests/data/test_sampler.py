@@ -134,3 +134,25 @@ def test_row_samplers_refuse_what_cannot_be() -> None:
 @pytest.mark.parametrize(("lengths", "length"), [([1], 16), ([16, 3], 16), ([17], 32), ([60, 2], 50)])
 def test_padded_lengths_are_multiples_up_to_the_context(lengths: list[int], length: int) -> None:
     assert padded_length(np.array(lengths), 50) == length
+
+
+def test_a_part_and_the_rest_share_nothing_and_are_all() -> None:
+    """Held back are rows from everywhere; without a part the order is what it always was."""
+    held, rest = (RowSampler(90, 10, 4, part) for part in (range(20), range(20, 90)))
+    mine = {int(row) for step in range(2) for row in held.rows(step)}
+    others = {int(row) for step in range(7) for row in rest.rows(step)}
+    assert (len(mine), len(others), mine | others) == (20, 70, set(range(90)))
+    assert len({row // 30 for row in mine}) == 3
+    assert {int(row) for step in range(2, 4) for row in held.rows(step)} == mine  # in turn, in another order
+    assert held.rows(0).tolist() != held.rows(2).tolist()
+    assert RowSampler(90, 10, 4).rows(3).tolist() != RowSampler(90, 10, 4, range(90)).rows(3).tolist()
+    parts = [Sampler(901, 10, 10, 4, part) for part in (range(20), range(20, 90))]
+    starts = [{int(start) for step in range(7) for start in sampler.starts(step)} for sampler in parts]
+    assert (len(starts[0]), len(starts[1])) == (20, 70)
+    assert starts[0] | starts[1] == set(range(0, 900, 10))
+
+
+def test_ranks_share_a_batch_of_a_part() -> None:
+    sampler = RowSampler(50, 12, 1, range(10, 50))
+    shares = [sampler.rows(5, rank, 3).tolist() for rank in range(3)]
+    assert [row for share in shares for row in share] == sampler.rows(5).tolist()

@@ -21,7 +21,7 @@ from meristem.comparison import PairedDifference, paired_difference
 from meristem.data import ByteTokenizer, LabelledData, prepare
 from meristem.errors import InputError, RunError
 from meristem.evaluation import audit_model as audit_model_module
-from meristem.evaluation.audit import Audit, AuditSettings, Gain, HeadFinding, LayerFinding
+from meristem.evaluation.audit import Audit, AuditSettings, DemandKind, Gain, HeadFinding, LayerFinding, demand_kind
 from meristem.evaluation.audit_model import audit_model, sequence_losses
 from meristem.evaluation.audit_run import AUDIT_FILE, audit_run
 from meristem.evaluation.audit_text import audit_text, verdict
@@ -56,10 +56,10 @@ def head(low: float, high: float, layer: int = 0, number: int = 0) -> HeadFindin
 
 def layer(
     low: float, high: float, *, number: int = 0, extra: float = 1.0, heads: int = 2, demand: RelativeDemand = CALM,
-    asks: bool = False,
+    kind: DemandKind = "small",
 ) -> LayerFinding:  # fmt: skip
     gain = Gain(between(low, high), between(-0.01, 0.01), between(extra, extra + 0.1))
-    return LayerFinding(number, heads, demand, asks, gain)
+    return LayerFinding(number, heads, demand, kind, gain)
 
 
 def made(heads: Sequence[HeadFinding], layers: Sequence[LayerFinding], loss: float = 1.0) -> Audit:
@@ -94,8 +94,8 @@ def test_minimal(heads: list[HeadFinding], minimal: str) -> None:
         ([ENOUGH, OPEN], "not shown"),
         ([OPEN, WANTING], "no"),
         ([layer(0.002, 0.01, extra=-0.01)], "no"),  # also where further training may do as well
-        ([ENOUGH, replace(ENOUGH, asks=True)], "no"),
-        ([ENOUGH, LayerFinding(1, 1, CALM, False, None, "kv_heads")], "not shown"),
+        ([ENOUGH, replace(ENOUGH, kind="certain")], "no"),
+        ([ENOUGH, LayerFinding(1, 1, CALM, "small", None, "kv_heads")], "not shown"),
         ([layer(math.nan, math.nan)], "not shown"),
         ([layer(-0.01, -0.0005)], "yes"),
         ([layer(-0.01, -0.002)], "not shown"),  # the training did harm, and shows nothing
@@ -120,7 +120,7 @@ def test_the_verdict_names_what_it_is_about() -> None:
     assert "the loss rises by 0.02 % at most" in minimal
     assert "In layer 1 another head, trained for 200 updates, gains +0.600 [+0.200, +1.0] %" in sufficient
     assert "In layer 0 another head, trained for 200 updates, gains 0.09 % at most" in sufficient
-    (minimal, sufficient) = verdict(made([UNSURE] * 10, [replace(ENOUGH, asks=True), replace(OPEN, layer=1)]))
+    (minimal, sufficient) = verdict(made([UNSURE] * 10, [replace(ENOUGH, kind="certain"), replace(OPEN, layer=1)]))
     assert "as the interval includes 0: head 0 of layer 0, " in minimal
     assert "and 2 more." in minimal
     assert "In layer 1 another head, trained for 200 updates, gains +0.525 [+0.050, +1.0] %, which may be" in sufficient
@@ -128,6 +128,35 @@ def test_the_verdict_names_what_it_is_about() -> None:
     assert sufficient.startswith("sufficient: no. In layer 1 another head")
     (_, sufficient) = verdict(made([NEEDED], [layer(0.002, 0.01, extra=-0.01)]))
     assert "may gain as much: the training was not at its end, and may lack updates rather than heads." in sufficient
+
+
+@pytest.mark.parametrize(
+    ("demand", "noise", "kind"),
+    [
+        (0.5, 0.1, "certain"),
+        (0.5, 0.13, "unknown"),  # not four standard errors above zero
+        (0.09, 0.001, "small"),  # above zero for certain, and below the threshold for certain
+        (0.09, 0.01, "unknown"),  # which may be on either side of the threshold
+        (-0.31, 0.1, "small"),
+        (-0.3, 0.2, "unknown"),
+        (math.nan, math.nan, "unknown"),
+        (0.5, math.nan, "unknown"),
+    ],
+)
+def test_a_demand_is_certain_small_or_unknown(demand: float, noise: float, kind: str) -> None:
+    assert demand_kind(RelativeDemand(demand, noise, 0.1), certainty=4.0) == kind
+
+
+def test_the_verdict_says_of_every_layer_what_is_certain_small_and_unknown() -> None:
+    never = RelativeDemand(math.nan, math.nan, 0.1)
+    kinds: list[DemandKind] = ["certain", "small", "small", "unknown"]
+    layers = [replace(ENOUGH, layer=number, kind=kind) for number, kind in enumerate(kinds)]
+    sufficient = verdict(made([NEEDED], [*layers, replace(ENOUGH, layer=4, kind="unknown", demand=never)]))[1]
+    assert sufficient.endswith(
+        "The demand of layer 0 is certain and above its threshold. That of layers 1, 2 is small: for certain below its "
+        "threshold. That of layer 3 is unknown: by its noise it may be above its threshold or below. No demand was "
+        "certain in layer 4, now or at the start."
+    )
 
 
 @pytest.mark.parametrize("heads", [1, 2])
@@ -138,12 +167,13 @@ def test_others_are_spoken_of_where_there_are_some(heads: int) -> None:
 
 def test_the_table() -> None:
     lonely = replace(ENOUGH, layer=1, heads=1, predicted={"count": 3, "estimate": 4.25})
-    unknown = replace(ENOUGH, demand=RelativeDemand(math.nan, math.nan, 0.1), gain=None, untried="kv_heads")
+    unmeasured = RelativeDemand(math.nan, math.nan, 0.1)
+    unknown = replace(ENOUGH, demand=unmeasured, kind="unknown", gain=None, untried="kv_heads")
     lines = audit_text(made([NEEDED, head(0.2, 0.3, 1, 0)], [unknown, lonely])).splitlines()
     assert lines[2].split() == ["0", "0", "+25.0", "[+20.0,", "+30.0]", "+5.5", "[+1.0,", "+10.0]", "yes"]
     assert "(there is no other)" in lines[3]
-    assert lines[6].split() == ["0", "2", "-", "-", "-", "0.100", "not", "tried", "not", "shown"]
-    assert lines[7].split()[:7] == ["1", "1", "3", "(4.2)", "0.020", "0.010", "0.100"]
+    assert lines[6].split() == ["0", "2", "-", "-", "-", "0.100", "unknown", "not", "tried", "not", "shown"]
+    assert lines[7].split()[:8] == ["1", "1", "3", "(4.2)", "0.020", "0.010", "0.100", "small"]
     assert lines[8].endswith("95 % over 100 sequences, corrected for 2 heads and for 1 layer tried (Bonferroni).")
 
 
@@ -262,6 +292,21 @@ def test_noise_asks_for_nothing() -> None:
     audit = audit_model(model, training, held_out, QUICK)
     assert (audit.minimal, audit.sufficient) == ("no", "yes")
     assert verdict(audit)[1].endswith("No demand was certain in layer 0, now or at the start.")
+
+
+def test_rows_that_were_learnt_by_heart_ask_for_nothing() -> None:
+    """On rows that it sees again a scout finds what to learn by heart; tested on held-out ones that is nothing."""
+    task = KnownTask("noise", rows=32)
+    model = student([0])
+    held_out = [task.without_end.batch(32, number) for number in range(4)]
+    settings = replace(QUICK, layers=0, feeds=40)
+
+    def found(seen: bool) -> LayerFinding:
+        training = lambda: (task.batch(32, number) for number in itertools.count())  # noqa: E731
+        return audit_model(model, training, held_out, settings, seen=seen).layers[0]
+
+    assert found(seen=False).kind == "certain"
+    assert found(seen=True).kind == "unknown"
 
 
 def test_the_start_of_a_run_is_what_demand_is_relative_to() -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from meristem.gauges import demand
-from meristem.gauges.demand import BETAS, FORGET, MEMORY, RATE, TEST_MEMORY, DemandGauge
+from meristem.gauges.demand import BETAS, FORGET, MEMORY, RATE, TEST_MEMORY, DemandGauge, side_by_side
 from meristem.growth import Incrt
 from meristem.model.rotary import RotaryPair, rotary_table
 
@@ -180,12 +180,13 @@ def test_a_head_that_is_missing_is_demanded_and_found() -> None:
         feed(gauge, x[None], -2 * target[None])  # the gradient of a squared error where nothing is said
     (reading,) = gauge.readings()
     assert reading.certainty > 6
-    query, key = gauge.directions(0)
-    assert query.shape == key.shape == (dim, width)
+    query, key, value = gauge.directions(0)
+    assert query.shape == key.shape == value.shape == (dim, width)
     form = query.T @ key  # by chance a share of it is about 1 / 16
     assert float(look @ form @ seen / form.norm()) > 0.7
     assert float(gauge.outputs.left[0].T.matmul(write).norm()) > 0.9
-    assert all(float(part.norm()) == pytest.approx(math.sqrt(dim), rel=1e-4) for part in (query, key))
+    torch.testing.assert_close(value @ value.T, torch.eye(dim), rtol=0, atol=1e-5)  # it reads along as many directions
+    assert float(value.matmul(read).norm()) > 0.9
 
 
 def test_a_head_that_looks_by_position_is_demanded() -> None:
@@ -201,6 +202,75 @@ def test_a_head_that_looks_by_position_is_demanded() -> None:
         return gauge.readings()[0].slope
 
     assert slope(rotary_table(dim, 16)) > 2 * slope(still(dim))
+
+
+def test_what_the_present_heads_could_write_is_not_a_demand(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever map of what they read is added to the gradients; the rest is what least squares leave."""
+    monkeypatch.setattr(demand, "RIDGE", 1e-9)
+    x, gradients, read = correlated(2, 4, 6, 8), random(2, 4, 6, 8, seed=2), random(2, 4, 6, 3, seed=5)
+    written = read @ random(2, 3, 8, seed=6)[:, None]
+    plain, more, without = gauge_of(2, 8, 2), gauge_of(2, 8, 2), gauge_of(2, 8, 2)
+    mask, sizes = everything(6), torch.ones(2)
+    for number in range(5):
+        batch = x.roll(number, 1), gradients.roll(number, 1)
+        own = read.roll(number, 1)
+        plain.feed(*batch, mask, sizes, own)
+        more.feed(batch[0], batch[1] + 7 * written.roll(number, 1), mask, sizes, own)
+        known = torch.cat((own, torch.ones_like(own[..., :1])), -1).flatten(1, 2)
+        flat = batch[1].flatten(1, 2)
+        left = flat - known @ torch.linalg.lstsq(known, flat).solution
+        without.feed(batch[0], left.view_as(batch[1]), mask, sizes)
+    for name, tensor in plain.tensors().items():
+        torch.testing.assert_close(more.tensors()[name], tensor, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(without.tensors()[name], tensor, rtol=1e-5, atol=1e-5)
+    asked = gauge_of(2, 8, 2)
+    feed(asked, x, gradients)
+    assert not torch.allclose(asked.outputs.total, plain.outputs.total, rtol=0.1)
+
+
+def test_layers_with_fewer_heads_have_nothing_in_the_place_of_the_others() -> None:
+    one, two = random(4, 1, 6, 3, seed=1), random(4, 2, 6, 3, seed=2)
+    together = side_by_side([one, two])
+    assert together.shape == (2, 4, 6, 6)
+    assert torch.equal(together[0, ..., :3], one[:, 0])
+    assert torch.equal(together[1], torch.cat((two[:, 0], two[:, 1]), -1))
+    assert not bool(together[0, ..., 3:].any())
+
+
+def test_scouts_are_tested_on_one_batch_and_learn_from_another() -> None:
+    """Where both are the same that is what a feed does."""
+    whole, parts = gauge_of(1, 8, 2), gauge_of(1, 8, 2)
+    batches = [(correlated(1, 4, 6, 8, seed=s)[:], random(1, 4, 6, 8, seed=s + 50)) for s in range(4)]
+    mask, sizes = everything(6), torch.ones(1)
+    for batch in batches:
+        whole.feed(*batch, mask, sizes)
+        before = {name: tensor.clone() for name, tensor in parts.tensors().items()}
+        parts.feed(*batch, mask, sizes, learns=False)
+        tested = parts.tensors()
+        assert [name for name in before if not torch.equal(before[name], tested[name])] == ["sums"]
+        sums = parts.sums.clone()
+        parts.feed(*batch, mask, sizes, tests=False)
+        assert torch.equal(parts.sums, sums)
+    for name, tensor in whole.tensors().items():
+        torch.testing.assert_close(parts.tensors()[name], tensor, rtol=1e-12, atol=1e-12)
+
+
+def test_rows_that_are_tested_again_are_not_counted_again() -> None:
+    """A scout that stays as it is finds the same on the same rows, however often: no more than they are is certain."""
+    gauge, rows = gauge_of(1, 8, 2), 32
+    x, mask, sizes = correlated(1, rows, 6, 8), everything(6), torch.ones(1)
+    gradients = -x.mean(2, keepdim=True).expand_as(x) + random(*x.shape, seed=3)
+    for _ in range(5):
+        feed(gauge, x, gradients)
+    gauge.sums.zero_()
+    gauge.feeds.zero_()
+    certain = []
+    for _ in range(30):
+        gauge.feed(x, gradients, mask, sizes, learns=False)
+        gauge.feeds += 1
+        certain.append((gauge.readings()[0].certainty, gauge.readings(rows)[0].certainty))
+    assert certain[-1][0] > 4 * certain[0][0]  # as if they were new
+    assert all(bounded == pytest.approx(certain[0][0], rel=1e-6) for _, bounded in certain)
 
 
 def test_what_is_asked_for_of_all_tokens_alike_is_not_a_demand() -> None:

@@ -6,7 +6,6 @@ import math
 
 import pytest
 import torch
-from torch import Tensor
 
 from meristem import InputError, LayerPlan
 from meristem.growth.head_surgery import fewest_heads, newborn_head, with_head, without_head
@@ -14,30 +13,24 @@ from meristem.plan import Loop
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_half_of_a_newborn_looks_for_what_is_asked_for(shared: bool) -> None:
-    """Its queries and keys are the mean of the directions and of chance; its values are chance, its output nothing."""
+def test_a_newborn_looks_and_reads_as_its_scout_does(shared: bool) -> None:
+    """Without a scout all is chance; in either case it writes nothing."""
     width, dim = 64, 16
     layer = LayerPlan(2, dim, 1 if shared else 2)
-    generator = torch.Generator().manual_seed(1)
-    query, key = torch.randn(2, dim, width, generator=generator) / math.sqrt(width)
-    asked = newborn_head(layer, width, (query, key), 3)
-    chance, other = (newborn_head(layer, width, None, seed) for seed in (3, 4))
-
-    def alike(one: Tensor, two: Tensor) -> float:
-        return float(torch.cosine_similarity(one.flatten(), two.flatten(), dim=0))
-
-    found = [(query, asked.query, chance.query, other.query)]
-    if asked.key is not None and chance.key is not None and other.key is not None:
-        found.append((key, asked.key, chance.key, other.key))
-    assert len(found) == (1 if shared else 2)
-    for direction, part, drawn, again in found:
-        torch.testing.assert_close(part, (direction + drawn) / 2)
-        assert alike(part, direction) == pytest.approx(math.sqrt(0.5), abs=0.1)
-        assert abs(alike(drawn, direction)) < 0.1
-        assert abs(alike(drawn, again)) < 0.1
-    torch.testing.assert_close(asked.value, chance.value, rtol=0, atol=0)
-    assert (asked.value is None) == shared
+    query, key, value = torch.randn(3, dim, width, generator=torch.Generator().manual_seed(1))
+    asked = newborn_head(layer, width, (query, key, value), 3)
+    chance, again, other = (newborn_head(layer, width, None, seed) for seed in (3, 3, 4))
+    assert torch.equal(asked.query, query)
+    if shared:
+        assert asked.key is asked.value is chance.key is chance.value is None
+    else:
+        assert torch.equal(asked.key, key)  # type: ignore[arg-type]
+        assert torch.equal(asked.value, value)  # type: ignore[arg-type]
+    assert torch.equal(chance.query, again.query)
+    assert abs(float(torch.cosine_similarity(chance.query.flatten(), other.query.flatten(), dim=0))) < 0.1
+    assert float(chance.query.std()) == pytest.approx(1 / math.sqrt(width), rel=0.1)
     assert not bool(asked.out.any())
+    assert not bool(chance.out.any())
 
 
 def test_two_heads_that_share_keys_and_values_are_the_fewest() -> None:

@@ -68,6 +68,13 @@ def test_incrt_oracle_17_noise_brings_no_birth() -> None:
     assert outcome.loss == pytest.approx(1, abs=0.02)
 
 
+def test_noise_on_rows_that_repeat_brings_no_birth_as_some_are_held_back() -> None:
+    """Without these, learning by heart would look like something that is asked for."""
+    task = KnownTask("noise", width=16, length=8, rows=64)
+    found = [grow(task, [Incrt(warm_up=100, hold_back=share)], steps=220) for share in (0.0, 0.05)]
+    assert [bool(changes(outcome, "birth")) for outcome in found] == [True, False]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_incrt_oracle_17_noise_brings_no_birth_in_3000_updates(seed: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -19,18 +20,29 @@ def plain_targets(task: KnownTask, tokens: Tensor) -> Tensor:
     targets = torch.zeros(tokens.shape, dtype=torch.float64)
     for sequence, target in zip(tokens.double(), targets, strict=True):
         for head in range(task.heads):
-            looking, seen, read, written = directions[:, 4 * head : 4 * head + 4].unbind(1)
+            own = directions[:, (2 + 2 * task.rank) * head :]
+            looking, seen, read, written = own[:, 0], own[:, 1], own[:, 2 : 2 + task.rank], own[:, 2 + task.rank :]
+            strength = task.strengths[head] if task.strengths else 1.0
             for place, token in enumerate(sequence):
                 scores = [SHARPNESS * float(token @ looking) * float(other @ seen) for other in sequence]
                 weights = [math.exp(score - max(scores)) for score in scores]
-                mixed = sum(w * float(other @ read) for w, other in zip(weights, sequence, strict=True)) / sum(weights)
-                target[place] += mixed * written
+                for number in range(task.rank):
+                    values = [float(other @ read[:, number]) for other in sequence]
+                    mixed = sum(w * value for w, value in zip(weights, values, strict=True)) / sum(weights)
+                    target[place] += strength * mixed * written[:, number]
     return targets
 
 
-@pytest.mark.parametrize("heads", [1, 3, 8])
-def test_the_teacher_is_attention_with_so_many_heads(heads: int) -> None:
-    task = KnownTask(heads=heads, seed=heads)
+VARIANTS = [
+    *({"heads": heads} for heads in (1, 3, 8)),
+    {"heads": 2, "rank": 4}, {"heads": 3, "strengths": (1.0, 0.3, 0.03)}, {"heads": 2, "mean": 3.0},
+    {"heads": 2, "heavy_tails": True, "width": 20, "length": 5}, {"heads": 2, "rows": 7, "rank": 2},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+def test_the_teacher_is_attention_with_so_many_heads(variant: dict[str, Any]) -> None:
+    task = KnownTask(seed=5, **variant)
     tokens, targets = task.batch(3, 5)
     expected = plain_targets(task, tokens)
     torch.testing.assert_close(targets.double() * float(task._size), expected, rtol=1e-4, atol=1e-5)
@@ -92,6 +104,38 @@ def test_seeds_make_other_tasks_and_batches(kind: str) -> None:
     assert not any(map(torch.equal, first.batch(4, 7), other.batch(4, 7)))
 
 
+@pytest.mark.parametrize("kind", ["teacher", "noise"])
+def test_tokens_have_the_mean_and_the_tails_that_they_are_said_to(kind: str) -> None:
+    plain, shifted, heavy = (
+        KnownTask(kind, seed=3, **variant).batch(1024, 0)[0] for variant in ({}, {"mean": 3.0}, {"heavy_tails": True})
+    )
+    torch.testing.assert_close(shifted, plain + 3)
+    assert float(heavy.var()) == pytest.approx(1, abs=0.1)
+    kurtosis = [float(tokens.pow(4).mean() / tokens.square().mean() ** 2) for tokens in (plain, heavy)]
+    assert kurtosis[0] == pytest.approx(3, abs=0.1)
+    assert kurtosis[1] > 6
+
+
+def test_rows_repeat_in_another_order_every_epoch() -> None:
+    """Batches go through a part of them, all of these once before any comes again; other rows never come."""
+    task = KnownTask("noise", rows=12, seed=4)
+    everything, targets = task._all_rows
+
+    def rows(batches: range, among: range | None = None) -> list[int]:
+        found = torch.cat([task.batch(4, number, among)[0] for number in batches])
+        return [int((everything == one).flatten(1).all(1).nonzero()) for one in found]
+
+    assert sorted(rows(range(3))) == sorted(rows(range(3, 6))) == list(range(12))
+    assert rows(range(3)) != rows(range(3, 6))
+    assert sorted(rows(range(2), range(4, 12))) == list(range(4, 12))
+    assert sorted(rows(range(1), range(4))) == list(range(4))
+    tokens, answers = task.batch(5, 0)  # also where the batch is no part of an epoch
+    place = int((everything == tokens[0]).flatten(1).all(1).nonzero())
+    assert torch.equal(answers[0], targets[place])
+    new, _ = task.without_end.batch(4, 0)
+    assert not any(bool((everything == one).flatten(1).all(1).any()) for one in new)
+
+
 def test_the_answer_is_the_teachers() -> None:
     assert [KnownTask(kind, heads=3).answer for kind in TASKS] == [3, 1, 1]
 
@@ -103,6 +147,10 @@ def test_the_answer_is_the_teachers() -> None:
         ({"heads": 0}, "heads = 0: must be from 1 to 8"),
         ({"heads": 9}, "heads = 9: must be from 1 to 8"),
         ({"heads": 5, "width": 16}, "heads = 5: must be from 1 to 4"),
+        ({"heads": 4, "rank": 4}, "heads = 4: must be from 1 to 3: each head has 10 directions of 32"),
+        ({"rank": 0}, "rank = 0: must be at least 1"),
+        ({"heads": 2, "strengths": (1.0,)}, "strengths = .*: must be 2, one for each head"),
+        ({"rows": -1}, "rows = -1: must be at least 1, or 0"),
     ],
 )
 def test_bad_tasks_are_refused(options: dict[str, object], message: str) -> None:

@@ -122,6 +122,18 @@ def final_tensors(run: RunFolder) -> dict[str, Tensor]:
     return {"step": torch.tensor(newest.step), **newest.model, **newest.optimizer}
 
 
+def assert_nearly_equal_weights(actual: RunFolder, expected: RunFolder, share: float = 0.03) -> None:
+    """Every tensor of the model within a share of its norm.
+
+    Where a head is born by demand its values are those of a scout, also along directions in which nothing is asked
+    for: there rounding decides, and single entries differ more than all of them together.
+    """
+    mine, other = (load_checkpoint(list_checkpoints(run.checkpoints)[-1]).model for run in (actual, expected))
+    assert mine.keys() == other.keys()
+    for name, tensor in other.items():
+        assert float((mine[name] - tensor).norm()) <= share * float(tensor.norm()), name
+
+
 def metrics(run: RunFolder) -> list[dict[str, Any]]:
     """The lines of metrics.jsonl without what depends on the clock; every line must be whole."""
     entries = [json.loads(line) for line in run.metrics.read_text(encoding="utf-8").splitlines()]

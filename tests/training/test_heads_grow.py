@@ -27,9 +27,9 @@ from meristem.training.loop import resume, train
 from .helpers import (
     EAGER_HEADS,
     assert_equal_runs,
+    assert_nearly_equal_weights,
     copy_run,
     final_state,
-    final_tensors,
     metrics,
     run_jobs,
     tiny_config,
@@ -240,16 +240,19 @@ def test_two_processes_grow_as_one_does(arm: str, arms: Runs, tmp_path: Path) ->
     run = copy_run(single, tmp_path / "run", last=3)
     run_jobs((2, "resume", run.path))
     assert newest(run).state["processes"] == 2
-    close: dict[str, Any] = {"rel": 2e-3, "abs": 1e-5}
     for mine, other in zip(decisions(run), decisions(single), strict=True):
         assert [mine.get(k) for k in ("step", "action", "layer", "heads", "plan")] == [
             other.get(k) for k in ("step", "action", "layer", "heads", "plan")
         ]
         assert mine["policy"] == other["policy"]
-        for demand, its in zip(mine.get("demand", ()), other.get("demand", ()), strict=True):
+        found = (entry.get(name, ()) for name in ("demand", "noise") for entry in (mine, other))
+        for demand, its, noise, _ in zip(*found, strict=True):
             assert (demand is None) == (its is None)
-            assert demand is None or demand == pytest.approx(its, **close)
-    torch.testing.assert_close(final_tensors(run), final_tensors(single), rtol=1e-3, atol=1e-4)
+            # Rounding is far below what a demand is known to.
+            assert demand is None or demand == pytest.approx(its, rel=2e-3, abs=0.2 * (noise or 0) + 1e-5)
+    assert_nearly_equal_weights(run, single)
+    losses = ([entry["loss"] for entry in metrics(one) if "loss" in entry] for one in (run, single))
+    assert next(losses) == pytest.approx(next(losses), rel=1e-2)
 
 
 # --- what a person sees ----------------------------------------------------------------------------------------------

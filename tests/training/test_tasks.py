@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from meristem.data import LabelledData, TokenData
+from meristem.data import LabelledData, TokenData, open_data
 from meristem.errors import InputError
 from meristem.model import Classifier
 from meristem.runs.checkpoint import list_checkpoints, load_checkpoint
@@ -24,6 +24,7 @@ from meristem.training.loop import resume, train
 from meristem.training.tasks import ClassificationTask, LanguageTask, initial_plan, make_task
 
 from .helpers import (
+    EAGER_BIRTHS,
     STEPS,
     assert_equal_runs,
     copy_run,
@@ -51,6 +52,34 @@ def task_of(data: Path, *, fixed: bool = False, **changes: Any) -> Classificatio
     task = make_task(config, initial_plan(config, opened), opened, fixed=fixed)
     assert isinstance(task, ClassificationTask)
     return task
+
+
+# --- rows that are held back ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["labelled", "data"])
+def test_rows_are_held_back_where_births_by_demand_see_rows_again(kind: str, request: pytest.FixtureRequest) -> None:
+    """They are never trained on; other runs, and those that see no row twice, do without nothing."""
+    path: Path = request.getfixturevalue(kind)
+
+    def task(**changes: Any) -> Any:
+        config, opened = tiny_config(path, **changes), open_data(path)
+        return make_task(config, initial_plan(config, opened), opened, fixed=False)
+
+    def rows(batches: Any) -> set[bytes]:
+        found = [tokens for number in range(100) for tokens in batches(number, 0, 1)[0]]
+        return {tokens[tokens != 0].tobytes() for tokens in found}
+
+    growing: dict[str, Any] = {"growth__policies": ("incrt",), **EAGER_BIRTHS}
+    plain, grown = task(train__steps=1000), task(train__steps=1000, **growing)
+    assert plain.held_back == task(train__steps=17, **growing).held_back == 0
+    assert task(train__steps=1000, growth__incrt__hold_back=0.0, **growing).held_back == 0
+    assert grown.held_back > 0
+    kept, trained_on = rows(grown.held_back_batch), rows(grown.batch)
+    assert kept
+    assert not kept & trained_on
+    assert kept | trained_on == rows(plain.batch)
+    assert grown.steps_per_epoch < plain.steps_per_epoch
 
 
 # --- what every run promises ------------------------------------------------------------------------------------------

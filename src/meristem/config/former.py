@@ -33,6 +33,8 @@ OF_INCRT = (
     "share", "steady", "plateau", "hits", "feeds", "seed",
 )  # fmt: skip
 OF_PRUNE = ("decide_every", "cool_down", "grace", "redundant", "tolerance")
+# What was usual then and is not now: complete files have it of policies that the run did not use.
+USUAL_THEN = {("incrt", "cool_down"): 200, ("incrt", "feeds"): 20}
 DROPPED = "growth.random_births.feed_every"  # nothing was fed
 FORMER = frozenset({
     *CHOOSING, "growth.observe_every", *(f"growth.{name}" for name in OF_SGT),
@@ -182,7 +184,8 @@ def _fields(policy: str) -> set[str]:
 def _counts(place: str, value: Any, names: Sequence[str]) -> bool:
     """Whether a setting is kept: complete files have those of all policies, most of them as usual."""
     _, policy, name = place.split(".")
-    return policy in names or _plain(value) != _plain(getattr(POLICIES[policy], name, None))
+    usual = USUAL_THEN.get((policy, name), getattr(POLICIES[policy], name, None))
+    return policy in names or _plain(value) != _plain(usual)
 
 
 def _is_usual(key: str, value: Any) -> bool:
@@ -190,7 +193,8 @@ def _is_usual(key: str, value: Any) -> bool:
     section, *table, name = key.split(".")
     usual = {"numerics": "author", "births": 0, "grace": 0}
     homes = table or (["sgt"] if section == "growth" else ["incrt", "prune"])
-    return any(_plain(value) == _plain(getattr(POLICIES[home], name, usual.get(name))) for home in homes)
+    then = [USUAL_THEN.get((home, name), getattr(POLICIES[home], name, usual.get(name))) for home in homes]
+    return any(_plain(value) == _plain(one) for one in then)
 
 
 def _plain(value: Any) -> Any:

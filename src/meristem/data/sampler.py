@@ -20,6 +20,8 @@ ROUNDS = 8  # four suffice for large domains; more mix small ones better and cos
 GOLDEN = 0x9E3779B97F4A7C15
 WORD = (1 << 64) - 1
 
+PARTED = WORD  # the epoch whose order says which rows a part of them has: no run gets so far
+
 MULTIPLE = 16  # rows of a batch are padded to a multiple of this, so that there are few different shapes
 
 Words = NDArray[np.uint64]
@@ -30,13 +32,14 @@ class Sampler:
     """Shuffled windows of a stream of `tokens` tokens, in global batches of `batch_size` sequences.
 
     Window w covers tokens w * context to (w + 1) * context inclusive, one more than `context` so that every
-    input has its target.
+    input has its target. Of all windows in one shuffled order, batches have only those of a `part`, if one is given.
     """
 
     tokens: int
     context: int
     batch_size: int
     seed: int
+    part: range | None = None
 
     def __post_init__(self) -> None:
         if self.context < 1:
@@ -51,21 +54,22 @@ class Sampler:
 
     @property
     def windows(self) -> int:
-        """Windows in an epoch."""
+        """Windows in an epoch of the whole stream."""
         return (self.tokens - 1) // self.context
 
     def starts(self, step: int, rank: int = 0, world: int = 1) -> NDArray[np.int64]:
         """Where the windows of this rank's share of batch `step` start, shape (batch_size / world,)."""
-        return _shuffled(self.windows, self.batch_size, self.seed, step, rank, world) * self.context
+        return _shuffled(self.windows, self.part, self.batch_size, self.seed, step, rank, world) * self.context
 
 
 @dataclass(frozen=True)
 class RowSampler:
-    """Shuffled rows out of `count`, in global batches of `batch_size`."""
+    """Shuffled rows out of `count`, in global batches of `batch_size`; of a `part` of them, if one is given."""
 
     count: int
     batch_size: int
     seed: int
+    part: range | None = None
 
     def __post_init__(self) -> None:
         _check_order(self.batch_size, self.seed)
@@ -74,7 +78,7 @@ class RowSampler:
 
     def rows(self, step: int, rank: int = 0, world: int = 1) -> NDArray[np.int64]:
         """The rows of this rank's share of batch `step`, shape (batch_size / world,)."""
-        return _shuffled(self.count, self.batch_size, self.seed, step, rank, world)
+        return _shuffled(self.count, self.part, self.batch_size, self.seed, step, rank, world)
 
 
 def _check_order(batch_size: int, seed: int) -> None:
@@ -84,8 +88,10 @@ def _check_order(batch_size: int, seed: int) -> None:
         raise InputError("seed", seed, "must be in 0..2^64 - 1")
 
 
-def _shuffled(count: int, batch_size: int, seed: int, step: int, rank: int, world: int) -> NDArray[np.int64]:
-    """Which of `count` things this rank's share of batch `step` has, shape (batch_size / world,)."""
+def _shuffled(
+    count: int, part: range | None, batch_size: int, seed: int, step: int, rank: int, world: int
+) -> NDArray[np.int64]:
+    """Which of `count` things, or of a part of them, this rank's share of batch `step` has, (batch_size / world,)."""
     if step < 0:
         raise InputError("step", step, "must be at least 0")
     if world < 1 or batch_size % world:
@@ -95,7 +101,12 @@ def _shuffled(count: int, batch_size: int, seed: int, step: int, rank: int, worl
     share = batch_size // world
     first = step * batch_size + rank * share
     sequences = np.arange(first, first + share, dtype=np.uint64)
-    return permuted(sequences % np.uint64(count), count, seed, sequences // np.uint64(count)).astype(np.int64)
+    size = np.uint64(count if part is None else len(part))
+    chosen = permuted(sequences % size, int(size), seed, sequences // size)
+    if part is not None:
+        places = chosen + np.uint64(part.start)
+        chosen = permuted(places, count, seed, np.full_like(places, PARTED))
+    return chosen.astype(np.int64)
 
 
 def batch(

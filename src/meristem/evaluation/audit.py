@@ -21,6 +21,7 @@ MOST_FEEDS, MOST_STEPS = 10_000, 100_000
 CONFIDENCE = 0.95  # that all intervals of a table hold at once
 
 Answer = Literal["yes", "no", "not shown"]
+DemandKind = Literal["certain", "small", "unknown"]
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,14 @@ class Gain:
     extra: PairedDifference
 
 
+def demand_kind(demand: RelativeDemand, certainty: float) -> DemandKind:
+    """What is known of a demand, within so many standard errors of it."""
+    error = certainty * demand.noise
+    if demand.demand > demand.threshold and demand.demand > error:
+        return "certain"
+    return "small" if demand.demand + error <= demand.threshold else "unknown"
+
+
 @dataclass(frozen=True)
 class LayerFinding:
     """What a layer still wants."""
@@ -79,10 +88,14 @@ class LayerFinding:
     layer: int
     heads: int
     demand: RelativeDemand
-    asks: bool  # the demand is certain and above its threshold
+    kind: DemandKind  # certain: for sure above zero, and above its threshold; small: for sure below that
     gain: Gain | None  # by one more head; None if that was not tried
     untried: str = ""  # why not
     predicted: Mapping[str, float] | None = None  # number of heads
+
+    @property
+    def asks(self) -> bool:
+        return self.kind == "certain"
 
 
 @dataclass(frozen=True)
@@ -159,7 +172,7 @@ class Audit:
             {
                 "layer": layer.layer, "heads": layer.heads,
                 "predicted": None if layer.predicted is None else _recorded(layer.predicted),
-                **_recorded(asdict(layer.demand)), "asks": layer.asks,
+                **_recorded(asdict(layer.demand)), "demand_is": layer.kind, "asks": layer.asks,
                 "gain": None if layer.gain is None else self._gain(layer.gain), "untried": layer.untried,
                 "wants_more": self.wants_more(layer),
             }

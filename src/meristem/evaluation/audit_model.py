@@ -13,8 +13,17 @@ from torch.nn.functional import cross_entropy
 
 from meristem.comparison import paired_difference
 from meristem.errors import InputError, RunError
-from meristem.evaluation.audit import CONFIDENCE, Audit, AuditSettings, Gain, HeadFinding, LayerFinding
-from meristem.gauges.demand import DemandGauge
+from meristem.evaluation.audit import (
+    CONFIDENCE,
+    Audit,
+    AuditSettings,
+    DemandKind,
+    Gain,
+    HeadFinding,
+    LayerFinding,
+    demand_kind,
+)
+from meristem.gauges.demand import DemandGauge, DemandReading, Directions, side_by_side
 from meristem.gauges.gauge import gauge_place
 from meristem.gauges.probe import Batch, Batches, heads_read, look, silenced, writing
 from meristem.gauges.redundancy import head_moments
@@ -39,17 +48,19 @@ def audit_model(
     *,
     policy: Incrt = Incrt(),  # noqa: B008  (immutable)
     start: IncrtState | None = None,
+    seen: bool = False,
     report: Report = lambda what, done, total: None,
 ) -> Audit:
     """Audit a model, which is left as it was.
 
-    Losses are compared on the `held_out` sequences, everything else is measured or trained on `training` batches.
-    `policy` says when a demand is certain and large, `start` how large each layer's was in the run; where that is not
-    known it is measured with all attention switched off.
+    Losses are compared on the `held_out` sequences, everything else is measured or trained on `training` batches; where
+    the model has `seen` these before, the demand is tested on the held-out ones. `policy` says when a demand is certain
+    and large, `start` how large each layer's was in the run; where that is not known it is measured with all attention
+    switched off.
     """
     if model.plan.is_looped:
         raise InputError("plan", model.plan.digest[:12], "has loops; only layers that run once can be audited")
-    return _Auditor(model, training, held_out, settings, policy, report).audit(start)
+    return _Auditor(model, training, held_out, settings, policy, report, seen).audit(start)
 
 
 class _Auditor:
@@ -57,9 +68,9 @@ class _Auditor:
 
     def __init__(
         self, model: Growable, training: Training, held_out: Sequence[Batch], settings: AuditSettings, policy: Incrt,
-        report: Report,
+        report: Report, seen: bool,
     ) -> None:  # fmt: skip
-        self.model, self.training, self.held_out = model, training, held_out
+        self.model, self.training, self.held_out, self.seen = model, training, held_out, seen
         self.settings, self.policy, self.report = settings, policy, report
         self.whole = sequence_losses(model, self._reported("measuring the loss", held_out, len(held_out)))
 
@@ -73,7 +84,7 @@ class _Auditor:
         gauges, relative = self._demand(start)
         gains = self._gains(gauges, relative)
         layers = [
-            LayerFinding(layer, self.model.plan.heads[layer], demand, self._asks(demand), *gains[layer])
+            LayerFinding(layer, self.model.plan.heads[layer], demand, self._kind(demand), *gains[layer])
             for layer, demand in enumerate(relative)
         ]
         return Audit(loss, len(self.whole), self.settings, heads, tuple(layers))
@@ -110,31 +121,44 @@ class _Auditor:
     def _demand(self, start: IncrtState | None) -> tuple[list[DemandGauge], tuple[RelativeDemand, ...]]:
         """The gauge, and what is left of the largest demand of every layer."""
         gauges = self._fed("measuring the demand")
-        readings = [gauge.readings()[0] for gauge in gauges]
+        readings = self._readings(gauges)
         state = self.policy.begin(self.model.plan) if start is None else start
         if not all(layer.largest for layer in state.layers):
             with silenced(self.model):
-                silent = self._fed("measuring the demand without attention", self.policy.calibration)
-            measured = self.policy.calibrated(state, [gauge.readings()[0] for gauge in silent])
+                silent = self._fed("measuring the demand without attention", self.policy.calibration, silent=True)
+            measured = self.policy.calibrated(state, self._readings(silent))
             pairs = zip(state.layers, measured.layers, strict=True)
             state = IncrtState(tuple(known if known.largest else new for known, new in pairs))
         return gauges, self.policy.relative(self.policy.calibrated(state, readings), readings)
 
-    def _fed(self, what: str, most: int | None = None) -> list[DemandGauge]:
+    def _fed(self, what: str, most: int | None = None, *, silent: bool = False) -> list[DemandGauge]:
         """A gauge for each layer, as layers may have heads of different sizes, that has seen `most` batches or all."""
         plan, place = self.model.plan, gauge_place(self.model)
         seed, dims = self.settings.seed, plan.head_dims
         gauges = [DemandGauge(1, plan.width, self.model.rope(dim), seed=seed, **place) for dim in dims]
-        for tokens, targets in self._batches(what, most):
-            seen = look(self.model, tokens, targets)
-            with torch.autocast(tokens.device.type, enabled=False):
-                for layer, gauge in enumerate(gauges):
-                    own = slice(layer, layer + 1)
-                    gauge.feed(seen.inputs[own], seen.gradients[own], seen.attention_mask, seen.sizes[own])
+        tests = itertools.cycle(self.held_out) if self.seen else None
+        for batch in self._batches(what, most):
+            if tests is not None:
+                self._feed(gauges, next(tests), silent=silent, learns=False)
+            self._feed(gauges, batch, silent=silent, tests=tests is None)
         return gauges
 
-    def _asks(self, demand: RelativeDemand) -> bool:
-        return demand.demand > max(demand.threshold, self.policy.certainty * demand.noise)
+    def _feed(
+        self, gauges: Sequence[DemandGauge], batch: Batch, *, silent: bool, tests: bool = True, learns: bool = True
+    ) -> None:
+        shown = look(self.model, *batch)
+        with torch.autocast(batch[0].device.type, enabled=False):
+            for layer, gauge in enumerate(gauges):
+                own = slice(layer, layer + 1)
+                heads = None if silent else side_by_side(shown.heads.head_outputs[own])
+                parts = shown.inputs[own], shown.gradients[own], shown.attention_mask, shown.sizes[own]
+                gauge.feed(*parts, heads, tests=tests, learns=learns)
+
+    def _readings(self, gauges: Sequence[DemandGauge]) -> list[DemandReading]:
+        return [gauge.readings(len(self.whole) if self.seen else 0)[0] for gauge in gauges]
+
+    def _kind(self, demand: RelativeDemand) -> DemandKind:
+        return demand_kind(demand, self.policy.certainty)
 
     # --- what one more head gains -----------------------------------------------------------------------------------
 
@@ -158,7 +182,7 @@ class _Auditor:
             gains[layer] = Gain(*(paired_difference(*pair, confidence) for pair in pairs)), ""
         return gains
 
-    def _losses_after_training(self, layer: int, directions: tuple[Tensor, Tensor] | None) -> list[float]:
+    def _losses_after_training(self, layer: int, directions: Directions | None) -> list[float]:
         """The losses after training one layer of a copy: a head added to it, or without `directions` those it has."""
         model = copy.deepcopy(self.model)
         attention = model.stack[layer].attention

@@ -85,8 +85,9 @@ def audit_run(
     policy, start = _policy(loaded)
     held_out = _held_out(loaded, opened, sequences)
     with autocast(loaded.device):
+        training, seen = _training(loaded, opened)
         audit = audit_model(
-            loaded.model, _training(loaded, opened), held_out, settings, policy=policy, start=start, report=report
+            loaded.model, training, held_out, settings, policy=policy, start=start, seen=seen, report=report
         )
     predicted = _predicted(loaded)
     layers = tuple(replace(layer, predicted=heads) for layer, heads in zip(audit.layers, predicted, strict=True))
@@ -124,11 +125,12 @@ def _opened(loaded: LoadedRun, source: Path) -> TokenData | LabelledData:
     return data
 
 
-def _training(loaded: LoadedRun, data: TokenData | LabelledData) -> Training:
-    """What the run would go on with, in batches that fit."""
+def _training(loaded: LoadedRun, data: TokenData | LabelledData) -> tuple[Training, bool]:
+    """What the run would go on with, in batches that fit; and whether it has been through all of its rows before."""
     config = loaded.config
     size = config.train.micro_batch or config.train.batch_size
-    smaller = replace(config, train=replace(config.train, batch_size=size, micro_batch=None))
+    steps = config.train.steps * config.train.batch_size // size  # of the same rows in all
+    smaller = replace(config, train=replace(config.train, batch_size=size, micro_batch=None, steps=steps))
     task = make_task(smaller, loaded.model.plan, data, fixed=False)
     first = loaded.step * config.train.batch_size // size
 
@@ -137,7 +139,7 @@ def _training(loaded: LoadedRun, data: TokenData | LabelledData) -> Training:
             tokens, targets = task.batch(step, 0, 1)
             yield torch.from_numpy(tokens).to(loaded.device), torch.from_numpy(targets).to(loaded.device)
 
-    return batches
+    return batches, loaded.step * config.train.batch_size >= task.steps_per_epoch * size
 
 
 def _held_out(loaded: LoadedRun, data: TokenData | LabelledData, sequences: int) -> list[Batch]:

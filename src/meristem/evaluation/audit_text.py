@@ -43,8 +43,8 @@ def _head_lines(audit: Audit) -> list[str]:
 def _layer_lines(audit: Audit) -> list[str]:
     lines = [
         "Every layer: the demand left, of the largest there was; the fall of the loss with another head, in %",
-        "layer  heads  predicted  demand  noise  threshold"
-        f"  {'another head':<25}  {'further training':<25}  wants more",
+        "layer  heads  predicted  demand  noise  threshold  it is  "
+        f"  {'another head':<23}  {'further training':<23}  wants more",
     ]
     for layer in audit.layers:
         demand = "  ".join(
@@ -54,8 +54,8 @@ def _layer_lines(audit: Audit) -> list[str]:
         gain = layer.gain
         gains = ("not tried", "") if gain is None else (_percent(audit, gain.head), _percent(audit, gain.further))
         lines.append(
-            f"{layer.layer:>5}  {layer.heads:>5}  {_predicted(layer.predicted):>9}  {demand}  "
-            f"{gains[0]:<25}  {gains[1]:<25}  {audit.wants_more(layer)}"
+            f"{layer.layer:>5}  {layer.heads:>5}  {_predicted(layer.predicted):>9}  {demand}  {layer.kind:<7}  "
+            f"{gains[0]:<23}  {gains[1]:<23}  {audit.wants_more(layer)}"
         )
     return lines
 
@@ -125,12 +125,23 @@ def _sufficient_sentences(audit: Audit) -> list[str]:
     for reason in dict.fromkeys(layer.untried for layer in audit.layers if layer.untried):
         same = [layer for layer in audit.layers if layer.untried == reason]
         said.append(f"Another head in {_layers(same)} was not tried: {reason}.")
-    asking = [layer for layer in audit.layers if layer.asks]
-    if asking:
-        said.append(f"The demand of {_layers(asking)} is certain and above its threshold.")
-    unknown = [layer for layer in audit.layers if not math.isfinite(layer.demand.demand)]
-    if unknown:
-        said.append(f"No demand was certain in {_layers(unknown)}, now or at the start.")
+    return [*said, *_demand_sentences(audit)]
+
+
+def _demand_sentences(audit: Audit) -> list[str]:
+    """What is certain, what is small and what is not known of the demand, layer by layer."""
+    of = {kind: [layer for layer in audit.layers if layer.kind == kind] for kind in ("certain", "small", "unknown")}
+    unmeasured = [layer for layer in of["unknown"] if not math.isfinite(layer.demand.demand)]
+    unclear = [layer for layer in of["unknown"] if layer not in unmeasured]
+    said = []
+    if of["certain"]:
+        said.append(f"The demand of {_layers(of['certain'])} is certain and above its threshold.")
+    if of["small"]:
+        said.append(f"That of {_layers(of['small'])} is small: for certain below its threshold.")
+    if unclear:
+        said.append(f"That of {_layers(unclear)} is unknown: by its noise it may be above its threshold or below.")
+    if unmeasured:
+        said.append(f"No demand was certain in {_layers(unmeasured)}, now or at the start.")
     return said
 
 

@@ -3,9 +3,10 @@
 A head that writes nothing yet changes the loss, as its output is turned up, with a slope that depends on where it looks
 and what it would write. In every layer the gauge follows such a head, a scout, which takes part in nothing: a real
 softmax head with the model's positions. It sees a layer's normed input and the gradient of the loss by what the layer's
-attention adds to the stream. Where the present heads do not suffice a scout learns to follow that gradient, batch after
-batch; where they do, what it learns from one batch is worth nothing on the next. A scout's queries and keys are as they
-are projected, also where those of the model's heads are normed (`qk_norm`).
+attention adds to the stream, less all that the present heads could write by themselves: what they read, linearly mapped
+to the stream. Where they do not suffice a scout learns to follow what is left, batch after batch; where they do, what
+it learns from one batch is worth nothing on the next. A scout's queries and keys are as they are projected, also where
+those of the model's heads are normed (`qk_norm`).
 
 All layers are followed together, in tensors whose first dimension is the layer. The work is matrix products, and
 Cholesky factors as small as a head; nothing is read back from the device between decisions.
@@ -21,6 +22,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 from torch.utils.checkpoint import checkpoint
 
 from meristem.errors import InputError
@@ -35,9 +37,12 @@ from meristem.ranks import from_first_rank, sum_over_ranks
 from meristem.seeds import own_seed
 
 T = TypeVar("T")
+Directions = tuple[Tensor, Tensor, Tensor]  # queries, keys and values of a head, (e, d) each
 
 MEMORY = 0.95  # of what a scout would write, per feed
-TEST_MEMORY = 0.97  # of the sums that a decision reads, per feed
+# Of the sums that a decision reads, per feed: short, so that what was asked for a few decisions ago is forgotten, and a
+# demand that goes by itself is seen to go.
+TEST_MEMORY = 0.9
 BETAS = (0.9, 0.95)  # of Adam, which moves queries and keys, once per feed
 # START is the size of queries and keys at first, beside those of a usual head: nearly even attention, from where all
 # that is asked for can be seen. A scout that starts sharp sees what lies near the tokens it happens to look at, often
@@ -45,6 +50,7 @@ BETAS = (0.9, 0.95)  # of Adam, which moves queries and keys, once per feed
 # something was asked for long ago.
 START, RATE, FORGET = 0.1, 0.1, 0.03
 PAIRS = 2**27  # of tokens, over sequences and layers, that are held at a time, where a layer has not more
+RIDGE = 1e-3  # of the mean diagonal entry of the second moments of what the present heads read
 STAY = 1e-2  # of the old basis in a new one, for directions in which nothing is asked for; others do not notice
 
 
@@ -128,13 +134,20 @@ class DemandGauge:
                     mine.select(dim, new).copy_(theirs[name].select(dim, old))
 
     @torch.no_grad()
-    def feed(self, inputs: Tensor, gradients: Tensor, attention_mask: Tensor, sizes: Tensor) -> None:
+    def feed(
+        self, inputs: Tensor, gradients: Tensor, attention_mask: Tensor, sizes: Tensor, heads: Tensor | None = None,
+        *, tests: bool = True, learns: bool = True,
+    ) -> None:  # fmt: skip
         """Take in a batch: normed inputs and gradients by the attention's output, each (layers, B, T, d).
 
         Gradients are those of the mean loss times the number of its terms. `attention_mask` (T, T) or (B, T, T) says
         which tokens (columns) each token (row) may look at; rows of padding, which only the latter has, are empty.
-        `sizes` (layers,) are those of a coordinate of the stream, in the root mean square. A batch with something in it
-        that is not finite is passed over: it would stay in the sums for good.
+        `sizes` (layers,) are those of a coordinate of the stream, in the root mean square, and `heads` (layers, B, T,
+        f) is what the present heads read, side by side; what they could write is not asked for.
+
+        The scouts are tested on the batch before they learn from it. Where batches come again, one kind `tests` and
+        another one `learns`. A batch with something in it that is not finite is passed over: it would stay in the sums
+        for good.
         """
         x, gradients, sizes = (part.to(**self.place) for part in (inputs, gradients, sizes))
         real = attention_mask.any(-1).expand(x.shape[1], -1)[None, :, :, None].to(x)
@@ -144,47 +157,63 @@ class DemandGauge:
         def of_real(part: Tensor) -> Tensor:
             return part * real if padded else part
 
+        def centred(part: Tensor) -> Tensor:
+            middle = sum_over_ranks(of_real(part.detach()).sum((1, 2), keepdim=True)) / tokens
+            return of_real(part - middle)
+
         # What is the same for all tokens is not for attention to say: it is taken out of the gradients, and of what is
         # read. With the one gone the other is a constant in derivatives.
-        gradients = of_real(gradients - sum_over_ranks(of_real(gradients).sum((1, 2), keepdim=True)) / tokens)
-        looks = self.looks.clone().requires_grad_()
+        gradients = centred(gradients)
+        looks = self.looks.clone().requires_grad_(learns)
         with torch.enable_grad(), _coarse_products():
+            if heads is not None:
+                gradients = _unexplained(gradients, centred(heads.to(**self.place)))
             values, refused = self._read(x, gradients, looks, attention_mask)
-            middle = sum_over_ranks(of_real(values.detach()).sum((1, 2), keepdim=True)) / tokens
-            values = of_real(values - middle)
+            values = centred(values)
             # What would be written is values @ core.T @ left.T, whose size needs no left: that is orthonormal.
             wanted = gradients @ self.outputs.left_core[:, None]
             gains = -(wanted * values).sum((2, 3))
             size = (values @ self.outputs.core.mT[:, None]).square().sum((1, 2, 3))
             gain, whole = sum_over_ranks(torch.stack((gains.detach().sum(1), size.detach())))
-            # The slope gain / sqrt(size) of all processes together, to which each of them adds its part.
-            divisor = whole.clamp(min=1e-30)
-            slope = (gains.sum(1) - gain / (2 * divisor) * size) / divisor.sqrt()
-            (climb,) = torch.autograd.grad(slope.sum(), looks)
-        before, climb, asked = self.tensors(), sum_over_ranks(climb), -sum_over_ranks(refused) / sequences
-        self._test(gains.detach(), gain, whole / sizes**2, sequences)
-        self.feeds = self.feeds + 1
-        self._climb(climb)
-        self.outputs.add(asked)
+            if learns:
+                # The slope gain / sqrt(size) of all processes together, to which each of them adds its part.
+                divisor = whole.clamp(min=1e-30)
+                slope = (gains.sum(1) - gain / (2 * divisor) * size) / divisor.sqrt()
+                (climb,) = torch.autograd.grad(slope.sum(), looks)
+        before, sound = self.tensors(), (gain + whole).sum()
+        if tests:
+            self._test(gains.detach(), gain, whole / sizes**2, sequences)
+            sound = sound + self.sums.sum()
+        if learns:
+            climb, asked = sum_over_ranks(climb), -sum_over_ranks(refused) / sequences
+            self.feeds = self.feeds + 1
+            self._climb(climb)
+            self.outputs.add(asked)
+            sound = sound + climb.sum() + asked.sum()
         # Decided on the device, which the host need not wait for.
-        sound = torch.stack((self.sums.sum(), climb.sum(), asked.sum())).isfinite().all()
         for name, tensor in self.tensors().items():
-            tensor.copy_(torch.where(sound, tensor, before[name]))
+            tensor.copy_(torch.where(sound.isfinite(), tensor, before[name]))
 
-    def readings(self) -> list[DemandReading]:
-        """The demand of every layer, from the feeds since its last reset, the recent ones most."""
+    def readings(self, rows: int = 0) -> list[DemandReading]:
+        """The demand of every layer, from the feeds since its last reset, the recent ones most.
+
+        Where the same `rows` are tested again and again no more than these are certain; 0 if new ones come each time.
+        """
         gain, variance, size, count = self.sums.double().cpu()
         count = count.clamp(min=1)
         mean = gain / count
-        certainty = mean / (variance / count / count).clamp(min=1e-300).sqrt()
+        # Sequences that would tell as much if all counted alike; of those that were tested recent ones count most.
+        alike = count * (1 + TEST_MEMORY) / (1 + TEST_MEMORY ** self.feeds.double().cpu())
+        few = (rows / alike).clamp(max=1.0).sqrt() if rows else torch.ones_like(alike)
+        certainty = few * mean / (variance / count / count).clamp(min=1e-300).sqrt()
         slope = mean / (size / count).clamp(min=1e-300).sqrt()
         feeds = self.feeds.long().tolist()
         return [DemandReading(*reading) for reading in zip(certainty.tolist(), slope.tolist(), feeds, strict=True)]
 
-    def directions(self, layer: int) -> tuple[Tensor, Tensor]:
-        """Query and key projections (e, d) of the head that is asked for, each of Frobenius norm sqrt(e)."""
-        query, key = (look.T * math.sqrt(self.head_dim) / look.norm() for look in self.looks[:, layer])
-        return query, key
+    def directions(self, layer: int) -> Directions:
+        """The queries, keys and values (e, d) of a layer's scout: of the head that is asked for."""
+        query, key = self.looks[:, layer]
+        return query.T.clone(), key.T.clone(), self.outputs.right[layer].T.clone()
 
     def forms(self) -> list[DemandForm]:
         """The form of every layer's scout. M = Q K', so products of heads' size, in float64, say all."""
@@ -300,14 +329,14 @@ class ModelDemand:
     """What is known of every layer: its demand now, the form of its scout, and where it looks.
 
     `start` is the demand of the model without attention, and `spectra` the singular values of what it asked for; both
-    are empty during the calibration. `directions` are queries and keys (e, d).
+    are empty during the calibration. `directions` are the scout's queries, keys and values (e, d).
     """
 
     layers: tuple[DemandReading, ...]
     forms: tuple[DemandForm, ...]
     start: tuple[DemandReading, ...]
     spectra: tuple[tuple[float, ...], ...]
-    directions: tuple[tuple[Tensor, Tensor], ...]
+    directions: tuple[Directions, ...]
 
 
 class DemandInstrument(Instrument):
@@ -326,19 +355,23 @@ class DemandInstrument(Instrument):
         return (self.gauge.calibration + 1) // 2
 
     def feed(self, probe: Probe) -> None:
-        seen = probe.look(silent=self.fed < self.gauge.calibration)
+        silent = self.fed < self.gauge.calibration
+        seen = probe.look(silent=silent)
+        held_back = probe.look_held_back(silent=silent)
         self.fed += 1
         with torch.no_grad(), torch.autocast(probe.tokens.device.type, enabled=False):
             for group in self.groups.values():
-                group.feed(seen)
+                if held_back is not None:
+                    group.feed(held_back, silent=silent, learns=False)
+                group.feed(seen, silent=silent, tests=held_back is None)
                 if self.fed == self.half:
                     group.earlier = group.gauge.outputs.total.clone()
             if self.fed == self.gauge.calibration:
-                self._calibrate()
+                self._calibrate(probe.rows)
 
-    def _calibrate(self) -> None:
+    def _calibrate(self, rows: int) -> None:
         """Remember the demand without attention, and begin anew."""
-        start = self._by_layer(lambda group: group.gauge.readings())
+        start = self._by_layer(lambda group: group.gauge.readings(rows))
         spectra = self._by_layer(lambda group: group.spectra(self.gauge.calibration - self.half))
         self.start, self.spectra = from_first_rank((tuple(start), tuple(tuple(values) for values in spectra)))
         for group in self.groups.values():
@@ -346,7 +379,7 @@ class DemandInstrument(Instrument):
             group.gauge.reset(range(group.gauge.layers))
 
     def read(self, probe: Probe) -> ModelDemand:
-        layers = self._by_layer(lambda group: group.gauge.readings())
+        layers = self._by_layer(lambda group: group.gauge.readings(probe.rows))
         forms = self._by_layer(lambda group: group.gauge.forms())
         agreed = from_first_rank((tuple(layers), tuple(forms), self.start, self.spectra))
         directions = self._by_layer(lambda group: [group.gauge.directions(i) for i in range(group.gauge.layers)])
@@ -420,9 +453,11 @@ class _Group:
             empty = torch.zeros_like(other.earlier[0])
             self.earlier = torch.stack([empty if place is None else other.earlier[place] for place in places])
 
-    def feed(self, seen: Seen) -> None:
+    def feed(self, seen: Seen, *, silent: bool, tests: bool = True, learns: bool = True) -> None:
+        """Feed the gauge; the heads of a `silent` model could write nothing."""
         inputs, gradients, sizes = (self._own(part) for part in (seen.inputs, seen.gradients, seen.sizes))
-        self.gauge.feed(inputs, gradients, seen.attention_mask, sizes)
+        heads = None if silent else side_by_side([seen.heads.head_outputs[layer] for layer in self.layers])
+        self.gauge.feed(inputs, gradients, seen.attention_mask, sizes, heads, tests=tests, learns=learns)
 
     def spectra(self, feeds: int) -> list[list[float]]:
         earlier = torch.zeros_like(self.gauge.outputs.total) if self.earlier is None else self.earlier
@@ -482,6 +517,29 @@ def _coarse_products() -> Iterator[None]:
         yield
     finally:
         torch.set_float32_matmul_precision(before)
+
+
+def side_by_side(head_outputs: Sequence[Tensor]) -> Tensor:
+    """What the heads of some layers read, (B, heads, T, e) each, as (layers, B, T, f); what a layer lacks is zero."""
+    flat = [layer.transpose(1, 2).flatten(2) for layer in head_outputs]
+    most = max(layer.shape[-1] for layer in flat)
+    return torch.stack([pad(layer, (0, most - layer.shape[-1])) for layer in flat])
+
+
+def _unexplained(gradients: Tensor, heads: Tensor) -> Tensor:
+    """What is left of gradients (layers, B, T, d) by what heads read (layers, B, T, f), all centred, in least squares.
+
+    That is what no change of the heads' output maps could make. The ridge leaves out what heads hardly read, as there
+    rounding would decide.
+    """
+    wanted, read = gradients.flatten(1, 2), heads.flatten(1, 2)
+    moments = sum_over_ranks(read.mT @ read)
+    ridge = RIDGE * moments.diagonal(dim1=1, dim2=2).mean(-1)[:, None, None] + 1e-30
+    eye = torch.eye(moments.shape[-1], device=moments.device, dtype=moments.dtype)
+    factor, failed = torch.linalg.cholesky_ex(moments + ridge * eye)
+    factor = factor.where(failed[:, None, None] == 0, torch.nan)
+    made = read @ torch.cholesky_solve(sum_over_ranks(read.mT @ wanted), factor)
+    return (wanted - made).view_as(gradients)
 
 
 def _trace(matrices: Tensor) -> Tensor:

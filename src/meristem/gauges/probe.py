@@ -25,6 +25,16 @@ Batches = Iterator[Batch]
 Fresh = Callable[[], Batches]  # this process's share of batches that the model has not been trained on yet
 
 
+class HeldBack(NamedTuple):
+    """Rows that are never trained on: how many there are in all, and what gives this process's share of some of them.
+
+    grower.step(tokens, targets, held_back=HeldBack(512, next_of_them))
+    """
+
+    rows: int
+    batch: Callable[[], Batch]
+
+
 class HeadsRead(NamedTuple):
     """What the heads of every layer read, (B, heads, T, head dim) each, and which tokens (B, T) are not padding."""
 
@@ -51,15 +61,19 @@ class Seen(NamedTuple):
 class Probe:
     """The batch of an update, as instruments see it: tokens (B, T), this process's share, and maybe their targets.
 
-    `fresh` gives batches that the model has not been trained on yet; without it the present batch stands in.
+    `fresh` gives batches that the model has not been trained on yet; without it, rows that are `held_back` or else the
+    present batch stand in.
     """
 
     def __init__(
-        self, model: Growable, tokens: Tensor, targets: Tensor | None = None, fresh: Fresh | None = None
-    ) -> None:
+        self, model: Growable, tokens: Tensor, targets: Tensor | None = None, fresh: Fresh | None = None,
+        held_back: HeldBack | None = None,
+    ) -> None:  # fmt: skip
         self.model, self.tokens, self._targets = model, tokens, targets
-        self.fresh: Fresh = fresh or (lambda: iter([(self.tokens, self.targets)]))
+        self.held_back = held_back
+        self.fresh: Fresh = fresh or (lambda: iter([held_back.batch() if held_back else (self.tokens, self.targets)]))
         self._seen: dict[bool, Seen] = {}
+        self._held_back: dict[bool, Seen] = {}
         self._heads: HeadsRead | None = None
 
     @property
@@ -71,9 +85,25 @@ class Probe:
     def look(self, *, silent: bool = False) -> Seen:
         """What some sequences of the batch show of every layer; `silent`: of the model without attention."""
         if silent not in self._seen:
-            with silenced(self.model) if silent else nullcontext():
-                self._seen[silent] = look(self.model, self.tokens, self.targets)
+            self._seen[silent] = self._look(self.tokens, self.targets, silent)
         return self._seen[silent]
+
+    def look_held_back(self, *, silent: bool = False) -> Seen | None:
+        """What some of the rows that are held back show; None if there are none."""
+        if self.held_back is None:
+            return None
+        if silent not in self._held_back:
+            self._held_back[silent] = self._look(*self.held_back.batch(), silent)
+        return self._held_back[silent]
+
+    @property
+    def rows(self) -> int:
+        """How many rows are held back, which come again and again; 0 if there are none."""
+        return 0 if self.held_back is None else self.held_back.rows
+
+    def _look(self, tokens: Tensor, targets: Tensor, silent: bool) -> Seen:
+        with silenced(self.model) if silent else nullcontext():
+            return look(self.model, tokens, targets)
 
     @property
     def heads(self) -> HeadsRead:
@@ -86,7 +116,7 @@ class Probe:
 
     def forget(self) -> None:
         """The model has changed: what was seen is no longer what it shows."""
-        self._seen, self._heads = {}, None
+        self._seen, self._held_back, self._heads = {}, {}, None
 
 
 def look(model: Growable, tokens: Tensor, targets: Tensor) -> Seen:

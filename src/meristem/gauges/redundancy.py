@@ -200,6 +200,7 @@ class TrialInstrument(Instrument):
         layer, head = self.gauge.layer, self.gauge.head
         weight = self.model.stack[layer].attention.out.weight
         old, new = weight.clone(), head_moments([probe.heads])[layer].folded(weight, head)
+        enough = min(self.gauge.sequences, probe.rows or self.gauge.sequences)
         sums = torch.zeros(3, device=weight.device, dtype=torch.float64)
         try:
             for tokens, targets in probe.fresh():
@@ -208,7 +209,7 @@ class TrialInstrument(Instrument):
                 weight.copy_(new)
                 without = self.model.loss(tokens, targets).double()
                 sums += len(tokens) * torch.stack((with_head, without, torch.ones_like(without)))
-                if sums[2] * world() >= self.gauge.sequences:
+                if sums[2] * world() >= enough:
                     break
         finally:
             weight.copy_(old)

@@ -52,9 +52,9 @@ class Births(Policy):
 
 def birth(
     plan: Plan, step: int, layer: int, seed: int, rules: Sequence[str], facts: Mapping[str, Any],
-    directions: tuple[Tensor, Tensor] | None = None,
+    directions: tuple[Tensor, Tensor, Tensor] | None = None,
 ) -> Change:  # fmt: skip
-    """A head that looks for what is asked for, half of it at random, and writes nothing yet."""
+    """A head that looks for what is asked for, and writes nothing yet."""
     head = newborn_head(plan.layers[layer], plan.width, directions, own_seed(f"{seed}-{step}-{layer}"))
     heads = [count + (index == layer) for index, count in enumerate(plan.heads)]
     return Change("birth", rules[layer], (AddHead(layer, head),), layer, {**facts, "heads": heads})

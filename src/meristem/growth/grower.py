@@ -18,7 +18,7 @@ from torch import Tensor
 
 from meristem.errors import InputError, shown
 from meristem.gauges.gauge import Gauge, Instrument
-from meristem.gauges.probe import Fresh, Probe
+from meristem.gauges.probe import Fresh, HeldBack, Probe
 from meristem.growth.apply import adopt, apply_edit, check_can_follow, check_held, tensors_of
 from meristem.growth.events import Event, GrowthEvent, Measurement, check_facts
 from meristem.growth.policy import Change, Decision, Policy
@@ -114,12 +114,15 @@ class Grower:
         _check_optimizer(self.model, optimizer)
         self.optimizer = optimizer
 
-    def step(self, tokens: Tensor, targets: Tensor | None = None, fresh: Fresh | None = None) -> Growth:
+    def step(
+        self, tokens: Tensor, targets: Tensor | None = None, fresh: Fresh | None = None,
+        held_back: HeldBack | None = None,
+    ) -> Growth:  # fmt: skip
         """Measure and grow, when either is due, after an update on tokens (B, T), this process's share of the batch.
 
         Targets are (B, T), or (B,) of a classifier; `Incrt` and `Prune` need them, `Sgt` does not. `fresh()` gives
         batches (tokens, targets) that are not trained on yet, for trials without a head; without it, these are made on
-        the present batch.
+        the present batch. Where training comes back to its rows nothing stays fresh: then some are `held_back`.
 
         >>> grower = Grower(model, optimizer, [Observe(every=2)])
         >>> [grower.step(tokens).observation is not None for _ in range(4)]
@@ -130,7 +133,7 @@ class Grower:
             raise InputError("tokens", shape, "must be (B, T), one sequence in each row")
         self.done += 1
         with ExitStack() as ending:
-            probe = Probe(self.model, tokens, targets, fresh)
+            probe = Probe(self.model, tokens, targets, fresh, held_back)
             growth = _Step(self.done, lambda: ending.enter_context(self.whole()))
             for gauge in dict.fromkeys(gauge for name in self.policies for gauge in self._feeding(name)):
                 growth.look()

@@ -193,26 +193,21 @@ def empty_head(layer: LayerPlan, qkv: Tensor, out: Tensor) -> Head:
     return head_of(layer, qkv, out, 0).mapped(torch.zeros_like)
 
 
-def newborn_head(layer: LayerPlan, width: int, directions: tuple[Tensor, Tensor] | None, seed: int) -> Head:
+def newborn_head(layer: LayerPlan, width: int, directions: tuple[Tensor, Tensor, Tensor] | None, seed: int) -> Head:
     """A head for a layer of a model of this width that writes nothing yet.
 
-    Where queries and keys (e, d) that look for what is asked for are known, half of its own are these; the rest is
-    drawn at random.
+    Its queries, keys and values (e, d) are those of a scout that has found what is asked for; where there is none they
+    are drawn at random.
 
     >>> head = newborn_head(plan.layers[0], plan.width, None, seed=0)
     >>> head.query.shape, int(head.out.count_nonzero())
     (torch.Size([8, 32]), 0)
     """
     generator = torch.Generator().manual_seed(seed)
-
-    def drawn(direction: Tensor | None = None) -> Tensor:
-        chance = torch.randn(layer.head_dim, width, generator=generator) / width**0.5
-        return chance if direction is None else (chance.to(direction) + direction) / 2
-
-    query, key = (None, None) if directions is None else directions
+    drawn = torch.randn(3, layer.head_dim, width, generator=generator) / width**0.5
+    query, key, value = drawn.unbind() if directions is None else directions
     shared = layer.heads != layer.kv_heads
-    own_query, own_key = drawn(query), None if shared else drawn(key)
-    return Head(own_query, own_key, None if shared else drawn(), torch.zeros(width, layer.head_dim))
+    return Head(query, None if shared else key, None if shared else value, torch.zeros(width, layer.head_dim))
 
 
 def _mean(parts: list[Tensor]) -> Tensor | None:

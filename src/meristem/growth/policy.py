@@ -123,6 +123,10 @@ class Policy:
         """The state at the start, for a model of this plan."""
         return None
 
+    def held_back(self, rows: int) -> int:
+        """How many of so many training rows, to which the run comes back, it is to do without for measurements."""
+        return 0
+
     @property
     def remembers(self) -> tuple[Gauge, ...]:
         """The gauges with a memory that the policy feeds; one that two policies feed takes in the batches of both."""

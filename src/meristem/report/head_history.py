@@ -13,7 +13,9 @@ from meristem.report.curves import Curve
 from meristem.runs.entries import predicted_heads
 from meristem.wording import counted
 
-HINT = "predicted: one head for each direction that the first demand asked for; real heads write several"
+HINT = (
+    "predicted: directions that the first demand asked for, a head for each at most; one can write as many as its dim"
+)
 
 
 @dataclass(frozen=True)

@@ -79,6 +79,7 @@ def _stairs_panel(history: HeadHistory) -> Panel:
 
 def _stairs(history: HeadHistory, frame: Frame) -> list[str]:
     lines, marks, ends = [], [], []
+    taken: list[Point] = []
     for layer, counts in enumerate(history.counts):
         colour = COLOURS[layer]
         aside = 3.5 * (layer - (len(history.layers) - 1) / 2)
@@ -91,8 +92,11 @@ def _stairs(history: HeadHistory, frame: Frame) -> list[str]:
             lines.append(area(corners, frame.bottom, PALE))
         lines.append(polyline(corners, colour, 2.5))
         places = [(frame.x(step), frame.y(count) - aside) for step, count in counts[1:]]
+        radius = _radius(places)
         for ((_, before), (_, count)), place in zip(pairwise(counts), places, strict=True):
-            marks += _mark(place, count, _radius(places), is_birth=count > before, colour=colour)
+            place = _beside(place, taken, 2 * radius + 1)
+            marks += _mark(place, count, radius, is_birth=count > before, colour=colour)
+            taken.append(place)
         marks += [
             _spared((frame.x(event.step), frame.y(event.facts["heads"][layer]) - aside))
             for event in history.spared
@@ -104,6 +108,14 @@ def _stairs(history: HeadHistory, frame: Frame) -> list[str]:
         label = counted(heads, "head") if len(history.layers) == 1 else f"layer {layer}: {heads}"
         lines += _end(history, frame, layer, y, label, COLOURS[layer])
     return [*lines, *marks, *_end_captions(history, frame)]
+
+
+def _beside(place: Point, taken: list[Point], distance: float) -> Point:
+    """The place, or one to the right of it that is so far from all that are taken: layers may change together."""
+    x, y = place
+    while any(abs(x - other) < distance and abs(y - height) < distance for other, height in taken):
+        x += distance
+    return x, y
 
 
 def _rows_panel(history: HeadHistory) -> Panel:

@@ -10,6 +10,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from meristem.gauges.probe import HeldBack
 from meristem.growth import Grower, Policy
 from meristem.growth.events import Event
 from meristem.synthetic.known_tasks import KnownTask
@@ -44,6 +45,7 @@ def grow(
 ) -> Found:
     """Train a student that starts with `heads` heads; without policies it keeps them. Births end with the fast rate.
 
+    Of rows that repeat, some are held back for policies that want them.
     `report` is called after every update with the updates done, the loss, the heads, and the decisions of that step.
     """
     model = Student(task.width, task.length, head_dim, heads, seed)
@@ -52,22 +54,27 @@ def grow(
     grower = Grower(model, optimizer, [_ending(policy, decay) for policy in policies])
     events: list[Event] = []
 
+    kept = max((policy.held_back(task.rows) for policy in policies), default=0) if task.rows else 0
+
+    def held_back(step: int) -> HeldBack | None:
+        return HeldBack(kept, lambda: task.batch(min(batch, kept), step, range(kept))) if kept else None
+
     def fresh(step: int) -> Iterator[tuple[Tensor, Tensor]]:
-        return (task.batch(batch, FRESH + 1000 * step + number) for number in itertools.count())
+        return (task.without_end.batch(batch, FRESH + 1000 * step + number) for number in itertools.count())
 
     for step in range(1, steps + 1):
         for group in optimizer.param_groups:
             group["lr"] = rate * min(1.0, 0.1 + 0.9 * (steps - step) / max(1, steps - decay))
-        tokens, targets = task.batch(batch, step)
+        tokens, targets = task.batch(batch, step, range(kept, task.rows))
         loss = model.loss(tokens, targets)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        growth = grower.step(tokens, targets, partial(fresh, step))
+        growth = grower.step(tokens, targets, None if kept else partial(fresh, step), held_back(step))
         events += growth.events
         report(step, float(loss.detach()), model.plan.heads[0], growth.events)
     with torch.no_grad():
-        final = model.loss(*task.batch(TESTED, FRESH - 1))
+        final = model.loss(*task.without_end.batch(TESTED, FRESH - 1))
     return Found(task, model.plan.heads[0], float(final), events)
 
 

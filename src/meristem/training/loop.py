@@ -23,6 +23,7 @@ from meristem.data import LabelledData, TokenData, open_data
 from meristem.devices import autocast, compute_dtype, describe_device, keep_freed_memory, memory_of
 from meristem.errors import InputError, RunError, shortened
 from meristem.files import absolute, new_folder, write_atomically
+from meristem.gauges.probe import HeldBack
 from meristem.growth import Grower
 from meristem.growth.policies import POLICIES
 from meristem.limits import check_integer
@@ -60,7 +61,7 @@ from meristem.training.recorder import Progress, Recorder, due
 from meristem.training.sharding import Sharded
 from meristem.training.signals import BROKEN_PIPE, StopSignals
 from meristem.training.starting import Start
-from meristem.training.tasks import initial_plan, make_task
+from meristem.training.tasks import Ids, initial_plan, make_task
 from meristem.training.trackers import check_trackers
 from meristem.wording import counted
 
@@ -322,17 +323,37 @@ class Trainer:
 
     def batch(self, step: int) -> tuple[Tensor, Tensor]:
         """Tokens and targets of a step, this process's share of them, (micro-batches, b, ...), on their way to it."""
+        return self.placed(self.task.batch(batch_number(step, self.rewinds), self.peers.rank, self.peers.world))
+
+    def placed(self, arrays: tuple[Ids, Ids]) -> tuple[Tensor, Tensor]:
+        """A batch in micro-batches, on its way to the device."""
         peers, micro = self.peers, _micro_batch(self.config, self.peers.world)
-        arrays = self.task.batch(batch_number(step, self.rewinds), peers.rank, peers.world)
         tokens, targets = (torch.from_numpy(array).unflatten(0, (-1, micro)) for array in arrays)
         if peers.device.type == "cuda":
             tokens, targets = tokens.pin_memory(), targets.pin_memory()
         return tokens.to(peers.device, non_blocking=True), targets.to(peers.device, non_blocking=True)
 
     def fresh(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """What will be trained on next, sequence by sequence of micro-batches."""
+        """What will be trained on next, sequence by sequence of micro-batches; or the rows that are held back."""
+        batch = self.held_back_batch if self.task.held_back else self.batch
         for step in itertools.count(self.progress.step):
-            yield from zip(*self.batch(step), strict=True)
+            yield from zip(*batch(step), strict=True)
+
+    def held_back_batch(self, step: int) -> tuple[Tensor, Tensor]:
+        """Rows that are held back, in turn, as `batch` gives those that are trained on."""
+        return self.placed(self.task.held_back_batch(step, self.peers.rank, self.peers.world))
+
+    @property
+    def held_back(self) -> HeldBack | None:
+        """The rows that are held back, if some are."""
+        if not self.task.held_back:
+            return None
+
+        def batch() -> tuple[Tensor, Tensor]:
+            tokens, targets = self.held_back_batch(self.progress.step)
+            return tokens.flatten(0, 1), targets.flatten(0, 1)
+
+        return HeldBack(self.task.held_back, batch)
 
     def settle(self, reading: StepReading | None, record: Recorder) -> bool:
         """Record a finished step; whether a stop was asked for by then."""
@@ -352,7 +373,8 @@ class Trainer:
             return False
         step = self.progress.step
         with autocast(self.peers.device):
-            growth = self.grower.step(self.tokens.flatten(0, 1), self.targets.flatten(0, 1), self.fresh)
+            tokens, targets = self.tokens.flatten(0, 1), self.targets.flatten(0, 1)
+            growth = self.grower.step(tokens, targets, self.fresh, self.held_back)
         stopping = False
         if growth.changed or growth.events:
             self.spent.lap("growth")

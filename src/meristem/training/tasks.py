@@ -26,6 +26,7 @@ from meristem.data import (
     row_batch,
 )
 from meristem.errors import InputError
+from meristem.growth import Policy
 from meristem.model import Classifier, Decoder, Transformer
 from meristem.plan import Plan
 from meristem.plan.costs import Flops
@@ -41,6 +42,7 @@ class Task(Protocol):
 
     tokens_per_step: int
     steps_per_epoch: float  # updates until as much has been seen as there is to train on
+    held_back: int  # rows, or windows, that are not trained on, as policies measure with them
     unmeasured: str | None  # why nothing is measured on held-out data
 
     def model(self, plan: Plan) -> Transformer:
@@ -48,6 +50,9 @@ class Task(Protocol):
 
     def batch(self, step: int, rank: int, world: int) -> tuple[Ids, Ids]:
         """Tokens (b, T) and targets (b, ...) of a process's share of a step: a function of its arguments alone."""
+
+    def held_back_batch(self, number: int, rank: int, world: int) -> tuple[Ids, Ids]:
+        """The same of the rows that are held back, in turn."""
 
     def measure(self, model: Transformer, device: torch.device) -> dict[str, float]:
         """Numbers about held-out data by their names in metrics.jsonl; `held_out_loss` is among them."""
@@ -65,6 +70,12 @@ class LanguageTask:
         self.sampler = Sampler(len(self.stream), plan.context, config.train.batch_size, config.data.seed)
         self.tokens_per_step = config.train.batch_size * plan.context
         self.steps_per_epoch = len(self.stream) / self.tokens_per_step
+        self.held_back = held_back_rows(config, self.sampler.windows)
+        if self.held_back:
+            windows = self.sampler.windows
+            self.measuring = replace(self.sampler, part=range(self.held_back))
+            self.sampler = replace(self.sampler, part=range(self.held_back, windows))
+            self.steps_per_epoch *= (windows - self.held_back) / windows
         self.windows: Tensor | None = None
         self.unmeasured: str | None = None
         if len(held_out) > plan.context:
@@ -77,6 +88,9 @@ class LanguageTask:
 
     def batch(self, step: int, rank: int, world: int) -> tuple[Ids, Ids]:
         return batch(self.stream, self.sampler, step, rank, world)
+
+    def held_back_batch(self, number: int, rank: int, world: int) -> tuple[Ids, Ids]:
+        return batch(self.stream, self.measuring, number, rank, world)
 
     def measure(self, model: Transformer, device: torch.device) -> dict[str, float]:
         assert self.windows is not None
@@ -94,11 +108,15 @@ class ClassificationTask:
         self.config, self.context, self.fixed = config, plan.context, fixed
         self.rows, self.held_out = data.split("train"), data.split("held_out")
         self.sampler = RowSampler(len(self.rows), config.train.batch_size, config.data.seed)
+        self.held_back = held_back_rows(config, len(self.rows))
+        if self.held_back:
+            self.measuring = replace(self.sampler, part=range(self.held_back))
+            self.sampler = replace(self.sampler, part=range(self.held_back, len(self.rows)))
         self.chosen = spread_rows(len(self.held_out), config.eval.rows)
         self.unmeasured = None if len(self.chosen) else "nothing is measured: no rows are held out"
         lengths = np.minimum(self.rows.lengths, plan.context)
         self.tokens_per_step = round(config.train.batch_size * float(lengths.mean()))
-        self.steps_per_epoch = len(self.rows) / config.train.batch_size
+        self.steps_per_epoch = (len(self.rows) - self.held_back) / config.train.batch_size
         self.weights = class_weights(self.rows, config.data.class_weights, len(data.index.classes))
 
     def model(self, plan: Plan) -> Classifier:
@@ -106,6 +124,9 @@ class ClassificationTask:
 
     def batch(self, step: int, rank: int, world: int) -> tuple[Ids, Ids]:
         return row_batch(self.rows, self.sampler, step, rank, world, self.context, fixed=self.fixed)
+
+    def held_back_batch(self, number: int, rank: int, world: int) -> tuple[Ids, Ids]:
+        return row_batch(self.rows, self.measuring, number, rank, world, self.context, fixed=self.fixed)
 
     def measure(self, model: Transformer, device: torch.device) -> dict[str, float]:
         batch = self.config.eval.batch
@@ -125,8 +146,19 @@ class ClassificationTask:
         """How many batches of the first epoch have each length."""
         if self.fixed:
             return Counter([self.context])
-        steps = range(-(-len(self.rows) // self.config.train.batch_size))
+        steps = range(-(-(len(self.rows) - self.held_back) // self.config.train.batch_size))
         return Counter(padded_length(self.rows.lengths[self.sampler.rows(step)], self.context) for step in steps)
+
+
+def held_back_rows(config: Config, rows: int) -> int:
+    """How many of so many training rows, or windows, a run does without, as its policies measure with them.
+
+    None, where it comes to no row twice: then what comes next is not known to the model either. Only births by demand
+    ask for them; policies of somebody's own are not asked, as their modules need not be there when a run is looked at.
+    """
+    policy: Policy | None = config.policy("incrt")
+    repeats = config.train.steps * config.train.batch_size > rows
+    return policy.held_back(rows) if repeats and policy is not None else 0
 
 
 def class_weights(rows: LabelledRows, kind: str, classes: int) -> Tensor | None:

@@ -131,13 +131,11 @@ def test_what_is_there_from_the_start_and_would_not_follow_is_refused_in_either_
 def test_a_stack_is_a_change_for_births_by_demand() -> None:
     """The cool-down begins anew, and losses of before the jump are forgotten."""
     policy, plan = Incrt(), Plan.uniform(layers=2, width=16, heads=2, vocabulary=23, context=8)
-    state = replace(policy.begin(plan), last_change=100, losses=((50, 3.0), (100, 2.0)))
+    state = replace(policy.begin(plan), losses=((50, 3.0), (100, 2.0)))
     edit = AddBlock(2, 1)
     moved = policy.moved(state, 400, edit.apply(plan), edit.moves(plan))
-    assert moved.last_change == 400
+    assert [layer.changed for layer in moved.layers] == [400] * 3
     assert moved.losses == ()
-    assert not policy.has_cooled(moved, 599)
-    assert policy.has_cooled(moved, 600)
 
 
 def test_random_births_are_drawn_for_all_layers_that_there_will_be() -> None:

@@ -1,8 +1,8 @@
 """INCRT (arXiv 2604.10703) by demand: heads are born while the task asks for them.
 
 A judgement takes the demand of every layer and the training loss, and gives the next state with at most one birth in
-the whole network. Hits in a row, a cool-down, a test that the loss is not falling by
-itself, and a threshold that doubles in a layer where a head had to go again keep it from running in circles.
+every layer. Hits in a row, a cool-down, a test that the loss is not falling by itself, and a threshold that doubles in
+a layer where a head had to go again keep it from running in circles.
 """
 
 from __future__ import annotations
@@ -31,15 +31,18 @@ from meristem.moves import Moves
 from meristem.plan import Plan
 from meristem.records import finite
 
+ENOUGH_ROWS = 128  # held back at least, as fewer could not show a demand to be certain
+
 
 @dataclass(frozen=True)
 class LayerDemand:
-    """A layer: its largest slope so far, hits in a row, the last slope, and how strict it has become."""
+    """A layer: its largest slope so far, hits in a row, the last slope, how strict it has become, its last change."""
 
     largest: float = 0.0
     hits: int = 0
     last: float = 0.0
     strictness: float = 1.0  # doubles when a head that was born here is removed
+    changed: int = 0  # updates done at the last change of its heads
 
 
 @dataclass(frozen=True)
@@ -50,17 +53,16 @@ class IncrtState:
     """
 
     layers: tuple[LayerDemand, ...]
-    last_change: int = 0
     losses: tuple[tuple[int, float], ...] = ()
     grown: tuple[tuple[bool, ...], ...] = ()
 
 
 @dataclass(frozen=True)
 class DemandJudgement:
-    """The next state; the layer that is given a head, if any; and for every layer why, and what was measured."""
+    """The next state; the layers that are given a head; and for every layer why, and what was measured."""
 
     state: IncrtState
-    layer: int | None
+    layers: tuple[int, ...]
     rules: tuple[str, ...]
     relative: tuple[RelativeDemand, ...]
 
@@ -83,7 +85,7 @@ class Incrt(Births):
     feed_every: int = 5  # updates between two looks at the demand
     decide_every: int = 50
     calibration: int = 20  # updates at the start in which the demand of a model without attention is measured
-    cool_down: int = 200  # between two changes of the structure, anywhere in the network
+    cool_down: int = 100  # between two changes of the heads of a layer
     warm_up: int = 300  # before the first
     last_birth: float = 0.7  # none after this, as there would be no time to learn: part of the run up to 1, or updates
     max_heads: int = 0  # of a layer; 0 for no limit
@@ -92,7 +94,8 @@ class Incrt(Births):
     steady: float = 0.8  # and not be falling by itself: at least this share of the value before
     plateau: float = 0.25  # births wait while the loss falls by this share within a cool-down
     hits: int = 2  # decisions in a row
-    feeds: int = 20  # that a layer's gauge must have seen since the last change there
+    feeds: int = 10  # that a layer's gauge must have seen since the last change there
+    hold_back: float = 0.05  # share of the training rows on which the demand is tested, where a run sees rows again
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -114,6 +117,8 @@ class Incrt(Births):
         for name in ("share", "plateau"):
             if not 0 < getattr(self, name) <= 1:
                 raise InputError(name, getattr(self, name), "must be above 0 and at most 1")
+        if not 0 <= self.hold_back < 1:
+            raise InputError("hold_back", self.hold_back, "must be from 0 to below 1: a share of the training rows")
         last_step(self.last_birth, self.total_steps)  # refuses bad values
 
     def check_length(self) -> None:
@@ -126,6 +131,10 @@ class Incrt(Births):
                 f"come after {self.first_birth}; take smaller warm_up, cool_down, feed_every, feeds, decide_every or "
                 "hits",
             )  # fmt: skip
+
+    def held_back(self, rows: int) -> int:
+        """A share, but enough to be certain by, if that is not more than a quarter."""
+        return min(max(round(self.hold_back * rows), ENOUGH_ROWS), rows // 4) if self.hold_back else 0
 
     @property
     def gauge(self) -> Demand:
@@ -162,22 +171,26 @@ class Incrt(Births):
         return self.remembers if due else None
 
     def decide(self, state: IncrtState, step: int, plan: Plan, readings: Readings) -> Decision:
-        """At most one birth in the whole network."""
+        """At most one birth in every layer."""
         demand: ModelDemand = readings[self.gauge]
         loss = readings[TrainingLoss()]
         if demand.start:
             state = self.calibrated(state, demand.start)
         judged = self.judge(state, step, demand.layers, loss, full_layers(plan, self.max_heads))
+        # Where the first demand was not certain there is nothing to be expected of it.
+        certain = [reading.certainty > self.certainty for reading in demand.start] or [True] * len(demand.spectra)
+        spectra = [spectrum if sure else () for spectrum, sure in zip(demand.spectra, certain, strict=True)]
         facts = {
             "loss": finite(loss),
-            **head_facts(plan, judged.relative, judged.rules, [self.predicted(s) for s in demand.spectra]),
+            **head_facts(plan, judged.relative, judged.rules, [self.predicted(spectrum) for spectrum in spectra]),
             "asymmetry": [finite(form.asymmetry) for form in demand.forms],
             "rank": [finite(form.rank) for form in demand.forms],
         }
-        if judged.layer is None:
-            return Decision(judged.state, measured=facts)
-        change = birth(plan, step, judged.layer, self.seed, judged.rules, facts, demand.directions[judged.layer])
-        return Decision(judged.state, (change,))
+        changes, grown = [], plan
+        for layer in judged.layers:
+            changes.append(birth(grown, step, layer, self.seed, judged.rules, facts, demand.directions[layer]))
+            grown = changes[-1].edits[0].apply(grown)
+        return Decision(judged.state, tuple(changes), measured=None if changes else facts)
 
     def moved(self, state: IncrtState, step: int, plan: Plan, moves: Moves) -> IncrtState:
         """Where heads came or went the demand is measured anew; a copied block asks for what its source asked for."""
@@ -191,7 +204,7 @@ class Incrt(Births):
         grown = moves.of_layers(old.grown, lambda new: (False,) * plan.heads[new])
         state = replace(old, layers=layers, grown=grown)
         if None in moves.layers:  # the loss jumps at a copy: what it was before says nothing of now
-            state = replace(state, last_change=step, losses=())
+            state = replace(state, layers=tuple(replace(layer, changed=step) for layer in layers), losses=())
         for layer, heads in moves.heads.items():
             gone = [was for head, was in enumerate(grown[layer]) if head not in heads]
             flags = moves.of_heads(layer, grown[layer], lambda: True)
@@ -200,9 +213,10 @@ class Incrt(Births):
         return state
 
     def load(self, data: Mapping[str, Any]) -> IncrtState:
-        layers = tuple(LayerDemand(**layer) for layer in data["layers"])
+        # States of older versions have one last change for all layers.
+        layers = tuple(LayerDemand(**{"changed": data.get("last_change", 0), **layer}) for layer in data["layers"])
         losses = tuple((step, loss) for step, loss in data["losses"])
-        return IncrtState(layers, data["last_change"], losses, tuple(tuple(layer) for layer in data["grown"]))
+        return IncrtState(layers, losses, tuple(tuple(layer) for layer in data["grown"]))
 
     def fits(self, state: IncrtState, plan: Plan) -> bool:
         return len(state.layers) == len(plan.layers) and tuple(map(len, state.grown)) == plan.heads
@@ -231,10 +245,6 @@ class Incrt(Births):
         """What is left of the largest demand of every layer."""
         return tuple(self._relative(layer, r) for layer, r in zip(state.layers, readings, strict=True))
 
-    def has_cooled(self, state: IncrtState, done: int) -> bool:
-        """Whether the last change of the structure is long enough ago for another."""
-        return done - state.last_change >= self.cool_down
-
     def judge(
         self, state: IncrtState, done: int, readings: Sequence[DemandReading], loss: float,
         full: Set[int] = frozenset(),
@@ -249,14 +259,17 @@ class Incrt(Births):
         state = replace(state, layers=tuple(layer for layer, _ in judged), losses=losses)
         waiting = self._waiting(state, done)
         asking = [i for i, layer in enumerate(state.layers) if layer.hits >= self.hits]
-        ready = [] if waiting else [i for i in asking if i not in full]
-        chosen = max(ready, key=lambda i: (readings[i].slope / state.layers[i].largest, i), default=None)
-        if waiting:
-            held = dict.fromkeys(range(len(judged)), waiting)
-        else:
-            held = {i: FULL if i in full else "another layer asks for more" for i in asking if i != chosen}
+        held = dict.fromkeys(range(len(judged)), waiting) if waiting else {}
+        for i in asking if not waiting else ():
+            if i in full:
+                held[i] = FULL
+            elif done - state.layers[i].changed < self.cool_down:
+                held[i] = "the last change was not long ago"
         rules = tuple(f"{rule}; {held[i]}" if i in held else rule for i, (_, rule) in enumerate(judged))
-        return DemandJudgement(state if chosen is None else self._changed(state, done, chosen), chosen, rules, relative)
+        born = tuple(i for i in asking if i not in held)
+        for layer in born:
+            state = self._changed(state, done, layer)
+        return DemandJudgement(state, born, rules, relative)
 
     def removed(self, state: IncrtState, done: int, layer: int, *, born_here: bool) -> IncrtState:
         """The state after a head has been removed; where the policy gave birth to it, the layer becomes stricter."""
@@ -293,8 +306,6 @@ class Incrt(Births):
             return "the run has just begun"
         if done > self.last_birth_step:
             return "the run is near its end"
-        if not self.has_cooled(state, done):
-            return "the last change was not long ago"
         first, last = state.losses[0], state.losses[-1]
         if first[0] > done - self.cool_down:
             return "the loss is not known for long enough"
@@ -303,5 +314,5 @@ class Incrt(Births):
         return ""
 
     def _changed(self, state: IncrtState, done: int, layer: int) -> IncrtState:
-        new = replace(state.layers[layer], hits=0, last=0.0)
-        return replace(state, layers=(*state.layers[:layer], new, *state.layers[layer + 1 :]), last_change=done)
+        new = replace(state.layers[layer], hits=0, last=0.0, changed=done)
+        return replace(state, layers=(*state.layers[:layer], new, *state.layers[layer + 1 :]))
