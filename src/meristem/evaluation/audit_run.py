@@ -31,6 +31,7 @@ from meristem.runs.run_folder import LoadedRun, load_run
 from meristem.training.classification import spread_rows
 from meristem.training.held_out import held_out_windows
 from meristem.training.tasks import class_weights, make_task
+from meristem.wording import describe_time
 
 logger = logging.getLogger(__name__)
 
@@ -99,14 +100,19 @@ def audit_run(
 
 
 def paced(say: Callable[[str], None]) -> Report:
-    """A report that says how far an audit is: when a part of it begins, and then every few seconds."""
-    part, said = "", 0.0
+    """A report that says how far an audit is: when a part of it begins, then every few seconds, with what is left."""
+    part, begun, said = "", 0.0, 0.0
 
     def report(what: str, done: int, total: int) -> None:
-        nonlocal part, said
-        if what != part or time.monotonic() - said >= LINE_SECONDS:
-            part, said = what, time.monotonic()
+        nonlocal part, begun, said
+        now = time.monotonic()
+        if what != part:
+            part, begun, said = what, now, now
             say(f"{what}: {done} of {total}")
+        elif now - said >= LINE_SECONDS:
+            said = now
+            left = describe_time((now - begun) / done * (total - done)) if done else "?"
+            say(f"{what}: {done} of {total}, {left} left of this part")
 
     return report
 
