@@ -11,11 +11,27 @@ import torch
 from meristem.runs.checkpoint import list_checkpoints, load_checkpoint
 from meristem.runs.run_folder import RunFolder
 
-from .helpers import Job, copy_run, final_tensors, metrics, run_jobs, tiny_config, trained
+from .helpers import (
+    Job,
+    assert_nearly_equal_weights,
+    copy_run,
+    final_tensors,
+    metrics,
+    run_jobs,
+    tiny_config,
+    trained,
+)
 from .test_together import TOGETHER, told
 
 LAST = 8  # the checkpoint that runs go on from: blocks were stacked, a head was born, and a loop
-GROWING: dict[str, Any] = {**TOGETHER, "train__steps": 12, "checkpoint__every": 4, "optimizer__eps": 1e-6}
+DEMAND: dict[str, Any] = {**TOGETHER, "train__steps": 12, "checkpoint__every": 4, "optimizer__eps": 1e-6}
+# Births by demand have values that rounding decides in part (`assert_nearly_equal_weights`): here they come at random.
+GROWING: dict[str, Any] = {
+    **{name: value for name, value in DEMAND.items() if "incrt" not in name},
+    "growth__policies": ["stack", "random_births", "prune", "sgt", "observe"], "growth__random_births__births": 4,
+    "growth__random_births__start_heads": 1, "growth__random_births__warm_up": 1,
+    "growth__random_births__decide_every": 2, "growth__random_births__last_birth": 8,
+}  # fmt: skip
 MUON: dict[str, Any] = {
     **GROWING, "optimizer__kind": "muon", "train__average": 0.9, "train__recompute": True,
 }  # fmt: skip
@@ -31,13 +47,17 @@ def job(data: Path, folder: Path, name: str, kind: str, **changes: Any) -> Job:
     return world, "train", config, folder / name
 
 
-def assert_same_run(run: RunFolder, single: RunFolder) -> None:
-    """The same decisions and structures; losses, weights and moments within 1e-5."""
+def assert_same_decisions(run: RunFolder, single: RunFolder) -> None:
     names = ("step", "event", "policy", "action", "layer", "heads", "plan")
     assert [[e.get(n) for n in names] for e in told(run)] == [[e.get(n) for n in names] for e in told(single)]
+
+
+def assert_same_run(run: RunFolder, single: RunFolder) -> None:
+    """The same decisions and structures; weights and moments within 1e-5, losses and norms within 1e-4."""
+    assert_same_decisions(run, single)
     torch.testing.assert_close(final_tensors(run), final_tensors(single), rtol=0, atol=1e-5)
     for ours, theirs in zip(metrics(run), metrics(single), strict=True):
-        assert ours == pytest.approx(theirs, rel=1e-5, abs=1e-5)
+        assert ours == pytest.approx(theirs, rel=1e-4, abs=1e-5)
 
 
 @pytest.fixture(scope="module")
@@ -63,6 +83,15 @@ def test_they_grow_as_one_process_does(folder: Path) -> None:
     assert {"stack", "birth", "removal", "add"} <= actions
     assert_same_run(RunFolder.open(folder / "fsdp"), single)
     assert_same_run(RunFolder.open(folder / "four-muon"), RunFolder.open(folder / "one-muon"))
+
+
+def test_births_by_demand_are_those_of_one_process(data: Path, tmp_path: Path) -> None:
+    single = trained(data, tmp_path / "single", **DEMAND)
+    run_jobs(job(data, tmp_path, "demand", "fsdp", **DEMAND))
+    shared = RunFolder.open(tmp_path / "demand")
+    assert any(entry.get("action") == "birth" and entry["policy"] == "incrt" for entry in told(shared))
+    assert_same_decisions(shared, single)
+    assert_nearly_equal_weights(shared, single)
 
 
 @pytest.mark.parametrize(("before", "after"), WAYS)
