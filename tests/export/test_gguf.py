@@ -25,7 +25,7 @@ from meristem.plan import LayerPlan, Plan, Rotary
 from meristem.runs.run_folder import load_run
 from model.helpers import lively, random_tokens
 
-from .helpers import EVERYTHING, FIXTURES, with_lively_gates
+from .helpers import EVERYTHING, FIXTURES, assert_same_logits, with_lively_gates
 from .test_llama import paddable_plans
 from .test_tokenizers import bpe
 
@@ -106,10 +106,7 @@ def test_what_llama_cpp_computes_is_the_same(plan: Plan) -> None:
     assume(not plan.qk_norm or plan.rotary.band is None)  # which is refused
     model = with_lively_gates(lively(plan)).eval()
     tokens = random_tokens(plan)
-    with torch.no_grad():
-        expected = model.logits(tokens)
-    found = logits_of(content_of(model), tokens)
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5 * max(1.0, float(expected.abs().max())))
+    assert_same_logits(logits_of(content_of(model), tokens), model, tokens)
 
 
 def test_the_architecture_is_the_plainest_that_holds_the_plan() -> None:
