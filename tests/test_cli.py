@@ -23,6 +23,7 @@ import meristem
 from commands import Call, Said
 from meristem import __version__
 from meristem.cli import main
+from meristem.cli.messages import paced
 from meristem.config import all_settings, build_config, load_config
 from meristem.gauges import entropy
 from meristem.gauges.entropy import EntropyGauge, HeadReadings, read_heads
@@ -652,3 +653,24 @@ def test_shells_complete_verbs_and_options(words: str, expected: str) -> None:
     command = [sys.executable, "-m", "meristem"]
     said = subprocess.run(command, env={**os.environ, **asked}, capture_output=True, text=True)
     assert said.stdout.split() == [expected], said.stderr
+
+
+def test_progress_says_what_is_left_of_a_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, said = 100.0, list[str]()
+    monkeypatch.setattr("meristem.cli.messages.time.monotonic", lambda: now)
+    report = paced(said.append)
+    for done in range(4):
+        report("training", done, 20)
+        now += 3.0
+    report("measuring", 0, 2)
+    assert said == ["training: 0 of 20", "training: 2 of 20, 0:54 left of this part", "measuring: 0 of 2"]
+
+
+def test_progress_of_what_counts_down_names_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, said = 100.0, list[str]()
+    monkeypatch.setattr("meristem.cli.messages.time.monotonic", lambda: now)
+    report = paced(said.append)
+    for left in (144, 140):
+        report("heads left", left, 144)
+        now += 6.0
+    assert said == ["heads left: 144 of 144", "heads left: 140 of 144"]

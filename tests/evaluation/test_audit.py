@@ -23,7 +23,7 @@ from meristem.errors import InputError, RunError
 from meristem.evaluation import audit_model as audit_model_module
 from meristem.evaluation.audit import Audit, AuditSettings, DemandKind, Gain, HeadFinding, LayerFinding, demand_kind
 from meristem.evaluation.audit_model import audit_model, sequence_losses
-from meristem.evaluation.audit_run import AUDIT_FILE, audit_run, paced
+from meristem.evaluation.audit_run import AUDIT_FILE, audit_run
 from meristem.evaluation.audit_text import audit_text, verdict
 from meristem.gauges.probe import heads_read
 from meristem.gauges.redundancy import head_moments
@@ -575,14 +575,3 @@ def test_mistakes_are_told_in_one_line(
         assert message in said.err
         assert said.err.count("\n") == 1
         assert said.out == ""
-
-
-def test_progress_says_what_is_left_of_a_part(monkeypatch: pytest.MonkeyPatch) -> None:
-    now, said = 100.0, list[str]()
-    monkeypatch.setattr("meristem.evaluation.audit_run.time.monotonic", lambda: now)
-    report = paced(said.append)
-    for done in range(4):
-        report("training", done, 20)
-        now += 3.0
-    report("measuring", 0, 2)
-    assert said == ["training: 0 of 20", "training: 2 of 20, 0:54 left of this part", "measuring: 0 of 2"]

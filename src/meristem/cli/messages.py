@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import logging
 import sys
+import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from meristem.errors import Remedy
     from meristem.wording import Notice
+
+LINE_SECONDS = 5.0  # between two lines that say how far something is
 
 # What the library names otherwise than the command line does; other names differ by their hyphens only.
 FLAGS = {
@@ -54,3 +58,23 @@ def show_log(stream: str = "stdout") -> None:
     logger = logging.getLogger("meristem")
     logger.setLevel(logging.INFO)
     logger.addHandler(LINES)  # the same one is not added twice
+
+
+def paced(say: Callable[[str], None]) -> Callable[[str, int, int], None]:
+    """A report of long work: when a part of it begins, then every few seconds, with what is left where it counts up."""
+    from meristem.wording import describe_time
+
+    part, first, begun, said = "", 0, 0.0, 0.0
+
+    def report(what: str, done: int, total: int) -> None:
+        nonlocal part, first, begun, said
+        now = time.monotonic()
+        if what != part:
+            part, first, begun, said = what, done, now, now
+            say(f"{what}: {done} of {total}")
+        elif now - said >= LINE_SECONDS:
+            said = now
+            left = (now - begun) / (done - first) * (total - done) if done > first else None
+            say(f"{what}: {done} of {total}" + ("" if left is None else f", {describe_time(left)} left of this part"))
+
+    return report

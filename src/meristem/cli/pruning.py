@@ -12,7 +12,7 @@ import typer
 
 from meristem.choices import PruneOrder
 from meristem.cli.app import app, examples
-from meristem.cli.messages import show_log
+from meristem.cli.messages import paced, show_log
 from meristem.cli.options import AsJson, Average, Device, Step
 
 
@@ -51,7 +51,6 @@ def prune_command(
 ) -> None:
     """Make a smaller model of a trained one: heads leave that the others can stand in for. Writes a new run."""
     show_log("stderr")
-    from meristem.evaluation.audit_run import paced
     from meristem.pruning import PruneSettings, prune_run
     from meristem.pruning.attempts import Stopped
 

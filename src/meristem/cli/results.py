@@ -11,7 +11,7 @@ import typer
 
 from meristem.choices import OnError, OtherLabels, Quote
 from meristem.cli.app import app, examples
-from meristem.cli.messages import show_log
+from meristem.cli.messages import paced, show_log
 from meristem.cli.options import AsJson, Average, Device, Step
 from meristem.errors import InputError, Remedy
 
@@ -186,7 +186,7 @@ def audit_command(
     """Does every head of a trained model matter (minimal), and would another one help (sufficient)?"""
     show_log("stderr")
     from meristem.evaluation.audit import AuditSettings
-    from meristem.evaluation.audit_run import audit_run, paced
+    from meristem.evaluation.audit_run import audit_run
 
     settings = AuditSettings(threshold, feeds, steps, layers=layers)
     report = paced(lambda text: print(text, file=sys.stderr, flush=True))

@@ -5,8 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import logging
-import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from meristem.data import LabelledData, TokenData, open_data, padded_length
+from meristem.data import LabelledData, TokenData, padded_length
 from meristem.devices import autocast, describe_device
 from meristem.errors import InputError
 from meristem.evaluation.audit import Audit, AuditSettings
@@ -31,12 +29,10 @@ from meristem.runs.run_folder import LoadedRun, load_run
 from meristem.training.classification import spread_rows
 from meristem.training.held_out import held_out_windows
 from meristem.training.tasks import class_weights, make_task
-from meristem.wording import describe_time
 
 logger = logging.getLogger(__name__)
 
 AUDIT_FILE = "audit.json"
-LINE_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
@@ -79,7 +75,7 @@ def audit_run(
         raise InputError("sequences", sequences, "must be at least 2")
     loaded = load_run(run, device=device, report=logger.warning)
     source = Path(loaded.config.data.path) if data is None else data
-    opened = _opened(loaded, source)
+    opened = loaded.folder.open_alike(source)
     if isinstance(loaded.model, Classifier) and isinstance(opened, LabelledData):
         weights = class_weights(opened.split("train"), loaded.config.data.class_weights, len(opened.index.classes))
         loaded.model.class_weights = None if weights is None else weights.to(loaded.device)
@@ -97,38 +93,6 @@ def audit_run(
     text = json.dumps(result.to_dict(), indent=1, allow_nan=False) + "\n"
     loaded.folder.write(AUDIT_FILE, text, out)
     return result
-
-
-def paced(say: Callable[[str], None]) -> Report:
-    """A report that says how far an audit is: when a part of it begins, then every few seconds, with what is left."""
-    part, begun, said = "", 0.0, 0.0
-
-    def report(what: str, done: int, total: int) -> None:
-        nonlocal part, begun, said
-        now = time.monotonic()
-        if what != part:
-            part, begun, said = what, now, now
-            say(f"{what}: {done} of {total}")
-        elif now - said >= LINE_SECONDS:
-            said = now
-            left = describe_time((now - begun) / done * (total - done)) if done else "?"
-            say(f"{what}: {done} of {total}, {left} left of this part")
-
-    return report
-
-
-def _opened(loaded: LoadedRun, source: Path) -> TokenData | LabelledData:
-    """The data, which must be such as the run's own."""
-    data = open_data(source)
-    if isinstance(data, TokenData) != (loaded.model.plan.classes is None):
-        kinds = ("text", "a classifier") if isinstance(data, TokenData) else ("labelled rows", "a language model")
-        raise InputError("data", str(source), f"is {kinds[0]}, and this run is of {kinds[1]}")
-    if isinstance(data, TokenData):
-        if data.index.tokenizer.digest != loaded.tokenizer.digest:
-            raise InputError("data", str(source), "was made with another tokenizer than this run's")
-    elif data.recipe.digest != loaded.recipe.digest:
-        raise InputError("data", str(source), "was made with other classes or another vocabulary than this run's")
-    return data
 
 
 def _training(loaded: LoadedRun, data: TokenData | LabelledData) -> tuple[Training, bool]:

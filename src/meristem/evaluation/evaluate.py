@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from meristem.data import TokenData, open_data
+from meristem.data import TokenData
 from meristem.devices import describe_device
 from meristem.errors import InputError, Remedy
 from meristem.gauges import mean_distances
@@ -76,11 +76,8 @@ def evaluate_run(
     if folder.is_file():
         expected = "is a file; a language model is measured on a folder of prepared text"
         raise InputError("data", str(folder), expected, Remedy(call="data prepare"))
-    tokens = open_data(folder)
-    if not isinstance(tokens, TokenData):
-        raise InputError("data", str(folder), "has labelled rows, and this run is of a language model")
-    if tokens.index.tokenizer.digest != loaded.tokenizer.digest:
-        raise InputError("data", str(folder), "was made with another tokenizer than this run's")
+    tokens = loaded.folder.open_alike(folder)
+    assert isinstance(tokens, TokenData)
     context = model.plan.context
     chosen = held_out_windows(tokens.split("held_out"), context, windows)
     loss = held_out_loss(model, chosen, batch=loaded.config.eval.batch, device=loaded.device)

@@ -13,7 +13,7 @@ from typing import Any, get_args
 import numpy as np
 
 from meristem.choices import OtherLabels
-from meristem.data import Columns, LabelledData, LabelledRows, Recipe, open_data, read_rows
+from meristem.data import Columns, LabelledData, LabelledRows, Recipe, read_rows
 from meristem.data.labelled.pieces import UNKNOWN
 from meristem.data.labelled.rows import row_files
 from meristem.data.labelled.sound import SoundRows
@@ -124,7 +124,9 @@ def evaluate_classifier(
         given = {**(columns or {}), **({} if split is None else {"split": split})}
         if given:
             raise InputError("data", str(source), f"is a prepared folder; {', '.join(given)} are for files of rows")
-        held_out = _held_out(source, recipe)
+        prepared = loaded.folder.open_alike(source)
+        assert isinstance(prepared, LabelledData)
+        held_out = prepared.split("held_out")
         read = _Read(held_out, int((held_out.lengths > context).sum()))
     else:
         wanted = replace(recipe.columns, split=None if split is None else recipe.columns.split or "split")
@@ -155,15 +157,6 @@ def evaluate_classifier(
     )
     text = json.dumps(result.to_dict(), indent=1, allow_nan=False) + "\n"
     return replace(result, file=loaded.folder.write(result_file(data, split, columns, average=average), text, out))
-
-
-def _held_out(folder: Path, recipe: Recipe) -> LabelledRows:
-    data = open_data(folder)
-    if not isinstance(data, LabelledData):
-        raise InputError("data", str(folder), "is text, and this run is of a classifier")
-    if data.recipe.digest != recipe.digest:
-        raise InputError("data", str(folder), "was made with other classes or another vocabulary than this run's")
-    return data.split("held_out")
 
 
 def _read_file(

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from meristem.config import Config
-from meristem.data import LabelledData, Recipe, TokenData, Tokenizer, load_tokenizer, open_data
+from meristem.data import LabelledData, TokenData, Tokenizer, load_tokenizer
 from meristem.errors import InputError, Remedy
 from meristem.model import Transformer, build_model
 from meristem.runs.checkpoint import Checkpoint, restore_model
@@ -51,25 +51,10 @@ def open_source(
         raise InputError("run", str(run), expected, Remedy(("data=FOLDER",)))
     config = folder.config
     path = Path(config.data.path) if data is None else Path(data).resolve()
-    opened = open_data(path)
-    _check_made_for(folder, opened, path)
+    opened = folder.open_alike(path)
     checkpoint = open_checkpoint(folder, step=step, average=average)
     if average:
         checkpoint = checkpoint.without_average()
     train = replace(config.train, device=device, average=0.0 if average else config.train.average)
     config = replace(config, data=replace(config.data, path=str(path)), train=train)
     return Source(folder, config, checkpoint, opened, load_tokenizer(folder.path) if imported else opened)
-
-
-def _check_made_for(folder: RunFolder, data: TokenData | LabelledData, path: Path) -> None:
-    """Refuse data of another kind than the run's, or made with another tokenizer or other classes."""
-    classifies = folder.plan.classes is not None
-    if isinstance(data, TokenData) == classifies:
-        kinds = ("text", "a classifier") if classifies else ("labelled rows", "a language model")
-        raise InputError("data", str(path), f"is {kinds[0]}, and this run is of {kinds[1]}")
-    if isinstance(data, TokenData):
-        if data.index.tokenizer.digest != load_tokenizer(folder.path).digest:
-            mend = Remedy((f"tokenizer={folder.path}",), "data prepare")
-            raise InputError("data", str(path), "was made with another tokenizer than this run's", mend)
-    elif data.recipe.digest != Recipe.load(folder.path).digest:
-        raise InputError("data", str(path), "was made with other classes or another vocabulary than this run's")

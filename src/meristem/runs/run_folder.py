@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from meristem.config import RESUMABLE, Config, load_config
-from meristem.data import LabelledData, Recipe, TokenData, Tokenizer, load_tokenizer
+from meristem.data import LabelledData, Recipe, TokenData, Tokenizer, load_tokenizer, open_data
 from meristem.devices import choose_device
 from meristem.errors import InputError, Remedy, RunError, shortened
 from meristem.files import beside, flush, flush_folder, new_folder, read_json, remove_remains, write_atomically
@@ -189,6 +189,20 @@ class RunFolder:
         """Refuse to go on with other data than the run began with."""
         if data.index.digest != self.data_digest:
             raise InputError("data.path", str(data.folder), "is not the data this run began with (its tokens differ)")
+
+    def open_alike(self, path: Path) -> TokenData | LabelledData:
+        """Prepared data that were made as the run's own: text by its tokenizer, or rows with its classes and pieces."""
+        data, classifies = open_data(path), self.plan.classes is not None
+        if isinstance(data, TokenData) == classifies:
+            kinds = ("text", "a classifier") if classifies else ("labelled rows", "a language model")
+            raise InputError("data", str(path), f"is {kinds[0]}, and this run is of {kinds[1]}")
+        if isinstance(data, TokenData):
+            if data.index.tokenizer.digest != load_tokenizer(self.path).digest:
+                mend = Remedy((f"tokenizer={self.path}",), "data prepare")
+                raise InputError("data", str(path), "was made with another tokenizer than this run's", mend)
+        elif data.recipe.digest != Recipe.load(self.path).digest:
+            raise InputError("data", str(path), "was made with other classes or another vocabulary than this run's")
+        return data
 
     def read(self, log: Path) -> Iterator[dict[str, Any]]:
         """The entries of a log; what is no entry, such as a line that was cut off, is passed over."""
