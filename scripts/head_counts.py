@@ -8,7 +8,7 @@
 
 `run` adds a line per run and passes over those that are there, so that it can be stopped and called again; `--limit`
 stops it by itself after so many seconds. `table` puts the lines together. One run takes about half a minute on an idle
-core. What `tuning` and `test` mean stands in results/2026-11-17-demand/split.md.
+core. What the lists `tuning`, `test` and `second-test` are for stands in results/2026-11-17-demand/split.md.
 """
 
 from __future__ import annotations
@@ -60,7 +60,27 @@ TEST = {
     "teacher-3, width 48, 24 tokens": KnownTask("teacher", 3, width=48, length=24),
     "teacher-4, heavy tails": KnownTask("teacher", 4, heavy_tails=True),
 }
-LISTS = {"plain": PLAIN, "tuning": TUNING, "test": TEST}
+# What the criterion with births in bulk is tested on: what the issue names, and variants that were never run before.
+ISSUE = {
+    **PLAIN,
+    **{name: TEST[name] for name in (
+        "noise, mean 1", "noise, 512 rows", "teacher-4, mean 1", "teacher-4, mean 3",
+        "teacher-4, strengths 1 .3 .1 .03", "teacher-16, width 64", "teacher-2, rank 4",
+    )},
+}  # fmt: skip
+NEW = {
+    "noise, mean 2": KnownTask("noise", 1, mean=2.0),
+    "noise, 384 rows": KnownTask("noise", 1, rows=384),
+    "noise, width 48, 24 tokens": KnownTask("noise", 1, width=48, length=24),
+    "teacher-4, mean 2": KnownTask("teacher", 4, mean=2.0),
+    "teacher-6, mean 3": KnownTask("teacher", 6, mean=3.0),
+    "teacher-2, rank 3": KnownTask("teacher", 2, rank=3),
+    "teacher-10, width 64": KnownTask("teacher", 10, width=64),
+    "teacher-5, width 48": KnownTask("teacher", 5, width=48),
+    "teacher-4, strengths 1 .7 .4 .2": KnownTask("teacher", 4, strengths=(1.0, 0.7, 0.4, 0.2)),
+}
+ALL = {**TEST, **NEW}
+LISTS = {"plain": PLAIN, "tuning": TUNING, "test": TEST, "second-test": {**ISSUE, **NEW}, "all": ALL}
 POLICIES: dict[str, Incrt | Published] = {
     "demand": Incrt(),  # a feed in 5 updates
     **{f"demand-{every}": Incrt(feed_every=every, decide_every=10 * every) for every in (10, 20, 25, 40)},
@@ -75,7 +95,7 @@ KEY = ("task", "criterion", "seed", "batch", "rate", "steps")
 
 def run_one(name: str, criterion: str, seed: int, batch: int, rate: float) -> dict[str, Any]:
     torch.set_num_threads(1)
-    task, begin = replace(TEST[name], seed=seed), time.perf_counter()
+    task, begin = replace(ALL[name], seed=seed), time.perf_counter()
     policies, heads = policies_of(criterion, seed)
     outcome = grow(task, policies, heads=heads, steps=STEPS, seed=seed, batch=batch, rate=rate)
     changes = [event for event in outcome.events if isinstance(event, GrowthEvent)]
@@ -136,7 +156,7 @@ def table(runs: list[dict[str, Any]]) -> str:
         "| births undone | removals |",
         "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
-    order = {name: index for index, name in enumerate(TEST)}
+    order = {name: index for index, name in enumerate(ALL)}
     groups = sorted({(r["criterion"], order[r["task"]], r["batch"], r["rate"], r["task"]) for r in runs})
     for criterion, _, batch, rate, task in groups:
         mine = [r for r in runs if (r["criterion"], r["task"], r["batch"], r["rate"]) == (criterion, task, batch, rate)]
@@ -159,7 +179,7 @@ def main() -> None:
     commands = parser.add_subparsers(dest="command", required=True)
     run = commands.add_parser("run")
     run.add_argument("--out", type=Path, required=True)
-    run.add_argument("--tasks", default="plain", help="plain, tuning, test, or names with ; between them")
+    run.add_argument("--tasks", default="plain", help=f"{', '.join(LISTS)}, or names with ; between them")
     run.add_argument("--criteria", default="demand")
     run.add_argument("--seeds", default="0-4")
     run.add_argument("--batch", default=str(BATCH))
@@ -174,8 +194,8 @@ def main() -> None:
         return
     tasks = list(LISTS[options.tasks]) if options.tasks in LISTS else options.tasks.split(";")
     for name in tasks:
-        if name not in TEST:
-            parser.error(f"no task {name!r}; there are {'; '.join(TEST)}")
+        if name not in ALL:
+            parser.error(f"no task {name!r}; there are {'; '.join(ALL)}")
     wanted = itertools.product(
         _seeds(options.seeds), options.criteria.split(","), tasks,
         map(int, options.batch.split(",")), map(float, options.rate.split(",")),

@@ -7,7 +7,8 @@ Each line of the list is a name and what it changes in the configuration, such a
     full-4 --train.seed 100 --optimizer.lr 4e-3
     stack-4 --train.seed 100 --optimizer.lr 4e-3 --growth.policies stack --growth.stack.at 0.5
 
-A line that is in the results already is passed over, and none is begun that would end after the limit, as far as the
+In a line @NAME stands for the heads, layer by layer, that the line of that name ended with. A line that is in the
+results already is passed over, and none is begun that would end after the limit, as far as the
 slowest run so far can tell. Run folders go to a temporary place and are removed: what is kept are losses, seconds and
 what grew. `meristem compare` is the tool for verdicts; this one for what it has no words for, such as the time to a
 loss at several lengths.
@@ -18,33 +19,37 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import re
 import shutil
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from meristem import load_config, train
+from meristem import Plan, load_config, train
 from meristem.runs.log import read_log
 
 SECONDS = ("training_seconds", "compilation_seconds", "evaluation_seconds", "saving_seconds")
 
 
-def run_one(config: str, line: str, folder: Path) -> dict[str, Any]:
+def run_one(config: str, line: str, folder: Path, facts: Sequence[str] = ()) -> dict[str, Any]:
     name, *overrides = line.split()
     outcome = train(load_config(config, overrides), folder)
     metrics, events = (list(read_log(folder / file)) for file in ("metrics.jsonl", "events.jsonl"))
     steps = [entry for entry in metrics if "loss" in entry]
     last = steps[-1]
+    told = [entry["heads"] for entry in events if entry.get("heads")]
+    heads = told[-1] if told else list(Plan.load(folder / "plan.json").heads)
     return {
         "line": line, "name": name, "config": config, "held_out": outcome.held_out, "steps": outcome.step,
-        "tokens": last["tokens"], "flops": last["flops"], "peak_memory": last["peak_memory"],
+        "heads": heads, "tokens": last["tokens"], "flops": last["flops"], "peak_memory": last["peak_memory"],
         **{part: last[part] for part in SECONDS},
         "losses": [[entry["step"], entry["loss"], round(entry["training_seconds"], 3)] for entry in steps],
         "measured": [[entry["step"], entry["held_out_loss"]] for entry in metrics if "held_out_loss" in entry],
-        "events": [[entry["step"], entry["event"]] for entry in events],
+        "events": [[entry["step"], entry["event"], *(entry.get(fact) for fact in facts)] for entry in events],
         "device": events[0]["device"], "torch": torch.__version__,
     }  # fmt: skip
 
@@ -56,10 +61,13 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--limit", type=float, default=float("inf"), help="seconds")
     parser.add_argument("--keep", nargs=2, metavar=("NAME", "FOLDER"), help="move the run of this name there")
+    parser.add_argument("--facts", default="", help="what to keep of every event, such as heads,demand")
     given = parser.parse_args()
     begin, longest = time.perf_counter(), 0.0
-    done = {json.loads(line)["line"] for line in given.out.read_text().splitlines()} if given.out.exists() else set()
+    lines = [json.loads(line) for line in given.out.read_text().splitlines()] if given.out.exists() else []
+    done, heads = {line["line"] for line in lines}, {line["name"]: line["heads"] for line in lines if "heads" in line}
     for line in filter(None, (text.partition("#")[0].strip() for text in given.list.read_text().splitlines())):
+        line = re.sub(r"@(\S+)", lambda name: ",".join(map(str, heads[name[1]])), line)
         if line in done:
             continue
         if (started := time.perf_counter()) - begin + longest > given.limit:
@@ -67,11 +75,12 @@ def main() -> None:
             break
         place = Path(tempfile.mkdtemp(dir="/dev/shm" if Path("/dev/shm").is_dir() else None))
         try:
-            result = run_one(given.config, line, place / "run")
+            result = run_one(given.config, line, place / "run", given.facts.split(",") if given.facts else ())
             if given.keep and given.keep[0] == result["name"]:
                 shutil.move(place / "run", given.keep[1])
         finally:
             shutil.rmtree(place)
+        heads[result["name"]] = result["heads"]
         with given.out.open("a", encoding="utf-8") as file:
             file.write(json.dumps(result) + "\n")
         gc.collect()

@@ -167,6 +167,19 @@ def test_the_certainty_is_the_mean_gain_over_its_standard_error() -> None:
     assert reading.certainty == pytest.approx(float(mean / error), rel=1e-6)
 
 
+@pytest.mark.parametrize(("mean", "spread"), [(0.5, 1.0), (0.05, 1.0), (0.0, 1.0), (2.0, 0.5)])
+def test_the_worth_is_half_the_squared_slope_by_the_mean_square_of_single_slopes(mean: float, spread: float) -> None:
+    """A score test: for log-likelihoods the curvature is the mean square of the sequences' own slopes (Fisher)."""
+    gauge = DemandGauge(1, 8, (torch.ones(4, 1, 4), torch.zeros(4, 1, 4)), dtype=torch.float64)
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(60):
+        gains = mean + spread * torch.randn(1, 512, generator=generator, dtype=torch.float64)
+        gauge.feeds += 1
+        gauge._test(gains, gains.sum(1), torch.ones(1, dtype=torch.float64), torch.tensor(512.0, dtype=torch.float64))
+    (reading,) = gauge.readings()
+    assert reading.worth == pytest.approx(mean**2 / (2 * (spread**2 + mean**2)), rel=0.1, abs=5e-4)
+
+
 def test_a_head_that_is_missing_is_demanded_and_found() -> None:
     """Targets from one head of rank one: the certainty is high, and the scout looks where that head looks."""
     width, dim = 16, 2

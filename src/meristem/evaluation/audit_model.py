@@ -113,7 +113,7 @@ class _Auditor:
 
     def _losses_writing(self, layer: int, out: Tensor) -> list[float]:
         """The losses with another output projection in a layer."""
-        with writing(self.model.stack[layer].attention.out.weight, out):
+        with writing([self.model.stack[layer].attention.out.weight], [out]):
             return sequence_losses(self.model, self.held_out)
 
     # --- what is still asked for ------------------------------------------------------------------------------------

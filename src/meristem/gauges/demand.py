@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import torch
@@ -59,12 +59,16 @@ class DemandReading:
     """The demand of one layer: how sure it is (mean over standard error), and how steeply the loss would fall.
 
     The slope is that of a sequence's loss, by what the head writes in units of the stream it would be added to. `feeds`
-    is how many batches this layer's scout has seen.
+    is how many batches this layer's scout has seen. `worth` is how far the loss of a sequence would fall at once if the
+    head wrote as much as is best: the slope squared by twice the curvature. Where the loss is that of probabilities and
+    these are right on average, the curvature is the mean square of the slopes of single sequences (Fisher's
+    information), so that the worth follows from the certainty alone, as in a score test.
     """
 
     certainty: float
     slope: float
     feeds: int
+    worth: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -207,8 +211,11 @@ class DemandGauge:
         few = (rows / alike).clamp(max=1.0).sqrt() if rows else torch.ones_like(alike)
         certainty = few * mean / (variance / count / count).clamp(min=1e-300).sqrt()
         slope = mean / (size / count).clamp(min=1e-300).sqrt()
-        feeds = self.feeds.long().tolist()
-        return [DemandReading(*reading) for reading in zip(certainty.tolist(), slope.tolist(), feeds, strict=True)]
+        # Of the square of the certainty 1 is chance.
+        square = certainty.square()
+        worth = (square - 1).clamp(min=0) / (2 * (few.square() * alike + square))
+        parts = certainty.tolist(), slope.tolist(), self.feeds.long().tolist(), worth.tolist()
+        return [DemandReading(*reading) for reading in zip(*parts, strict=True)]
 
     def directions(self, layer: int) -> Directions:
         """The queries, keys and values (e, d) of a layer's scout: of the head that is asked for."""
@@ -379,7 +386,8 @@ class DemandInstrument(Instrument):
             group.gauge.reset(range(group.gauge.layers))
 
     def read(self, probe: Probe) -> ModelDemand:
-        layers = self._by_layer(lambda group: group.gauge.readings(probe.rows))
+        terms = probe.targets.numel() / len(probe.targets)  # of the loss, in a sequence
+        layers = [replace(r, worth=r.worth / terms) for r in self._by_layer(lambda g: g.gauge.readings(probe.rows))]
         forms = self._by_layer(lambda group: group.gauge.forms())
         agreed = from_first_rank((tuple(layers), tuple(forms), self.start, self.spectra))
         directions = self._by_layer(lambda group: [group.gauge.directions(i) for i in range(group.gauge.layers)])
@@ -416,7 +424,7 @@ class DemandInstrument(Instrument):
 
     def state(self) -> dict[str, Any]:
         groups = {str(dim): group.state() for dim, group in self.groups.items()}
-        start = [[r.certainty, r.slope, r.feeds] for r in self.start]
+        start = [[r.certainty, r.slope, r.feeds, r.worth] for r in self.start]
         return {"fed": self.fed, "start": start, "spectra": [list(s) for s in self.spectra], "groups": groups}
 
     def load(self, state: dict[str, Any]) -> None:

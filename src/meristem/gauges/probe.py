@@ -173,27 +173,21 @@ def _watched(model: Growable, tokens: Tensor, targets: Tensor) -> tuple[Tensor, 
 def silenced(model: Growable) -> Iterator[None]:
     """The model as it would be without attention."""
     weights = [block.attention.out.weight for block in model.stack]
+    with writing(weights, [torch.zeros_like(weight) for weight in weights]):
+        yield
+
+
+@contextmanager
+def writing(weights: list[Tensor], others: list[Tensor]) -> Iterator[None]:
+    """Other output projections in the place of layers' own, for a while."""
     saved = [weight.detach().clone() for weight in weights]
     with torch.no_grad():
-        torch._foreach_zero_(weights)
+        torch._foreach_copy_(weights, others)
     try:
         yield
     finally:
         with torch.no_grad():
             torch._foreach_copy_(weights, saved)
-
-
-@contextmanager
-def writing(weight: Tensor, out: Tensor) -> Iterator[None]:
-    """Another output projection in the place of a layer's own, for a while."""
-    before = weight.detach().clone()
-    with torch.no_grad():
-        weight.copy_(out)
-    try:
-        yield
-    finally:
-        with torch.no_grad():
-            weight.copy_(before)
 
 
 def _chosen(tokens: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,6 +20,8 @@ from meristem.records import finite
 from meristem.seeds import own_seed
 
 FULL = "the layer has as many heads as it may have"
+SPENT = "the budget is spent"
+BUDGETS = ("heads", "parameters", "time")
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,41 @@ class RelativeDemand:
     demand: float
     noise: float
     threshold: float
+
+
+@dataclass(frozen=True)
+class BirthBudget:
+    """How far a model may grow: in heads, in parameters, or in the time of an update.
+
+    With a point the value is in units of what the model has at the start, otherwise it is an amount. A time is always
+    in units of that at the start.
+
+    >>> BirthBudget.read("heads=24")
+    BirthBudget(kind='heads', value=24.0, relative=False)
+    """
+
+    kind: str
+    value: float
+    relative: bool
+
+    @classmethod
+    def read(cls, text: str) -> BirthBudget:
+        kind, _, value = text.partition("=")
+        if kind not in BUDGETS or re.fullmatch(r"\d+|\d*\.\d+|\d+\.", value) is None:
+            expected = "must be such as heads=24, parameters=1.2 or time=1.1: with a point, of what there is at first"
+            raise InputError("budget", text, expected)
+        budget = cls(kind, float(value), kind == "time" or "." in value)
+        if budget.relative and budget.value <= 1:
+            raise InputError("budget", text, "must be above 1.0: that is what the model has at the start")
+        return budget
+
+    def used(self, plan: Plan, seconds: float) -> float:
+        """What a model has of it; `seconds` are those of an update."""
+        return {"heads": float(sum(plan.heads)), "parameters": float(plan.parameters), "time": seconds}[self.kind]
+
+    def most(self, start: float) -> float:
+        """The most that it may have, if it had `start` at the start."""
+        return self.value * start if self.relative else self.value
 
 
 class Births(Policy):

@@ -264,7 +264,7 @@ class Search:
         if self.settings.fold:
             folded = self.moments[group.layer].folded(weight, self._first(group), len(group.heads))
             out = folded if bool(folded.isfinite().all()) else out
-        with writing(self.model.stack[group.layer].attention.out.weight, out):
+        with writing([self.model.stack[group.layer].attention.out.weight], [out]):
             return Trial(group, mean_loss(self.model, batches, self.device), out)
 
     def _remove(self, trial: Trial) -> None:

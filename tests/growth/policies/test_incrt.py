@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from meristem import InputError
 from meristem.gauges.demand import DemandReading
+from meristem.gauges.training_progress import StepTime
 from meristem.growth.policies.incrt import DemandJudgement, Incrt, IncrtState
 from meristem.plan import Plan
 
@@ -170,22 +171,86 @@ def test_births_end_in_time_and_wait_for_feeds() -> None:
 def test_the_first_birth_comes_when_it_is_said_to(
     feed_every: int, more: int, cool_down: int, warm_up: int, calibration: int, feeds: int, hits: int
 ) -> None:
-    """Whatever the intervals are, also where none is a multiple of another; later ones are a cool-down apart."""
+    """Whatever the intervals are, also where none is a multiple of another.
+
+    That is one that was predicted; others wait longer, and are a cool-down apart.
+    """
     policy = Incrt(
         feed_every=feed_every, decide_every=feed_every + more - 1, cool_down=cool_down, warm_up=warm_up,
         calibration=calibration, feeds=feeds, hits=hits,
     )  # fmt: skip
-    state, born = policy.calibrated(begun(policy, 1), [STRONG]), []
-    for done in range(policy.decide_every, policy.first_birth + 3 * (cool_down + policy.decide_every), 1):
-        if done % policy.decide_every or done <= calibration:
-            continue
-        seen = done // feed_every - calibration // feed_every
-        decision = policy.judge(state, done, [replace(STRONG, feeds=seen)], 1.0)
+    waiting = warm_up + (hits + 3) * (cool_down + policy.decide_every)
+
+    def born(missing: int | None) -> list[int]:
+        state, found = policy.calibrated(begun(policy, 1), [STRONG]), []
+        for done in range(policy.decide_every, policy.first_birth + waiting, policy.decide_every):
+            if done > calibration:
+                seen = done // feed_every - calibration // feed_every
+                decision = policy.judge(state, done, [replace(STRONG, feeds=seen)], 1.0, missing=[missing])
+                state = decision.state
+                found += [done] if decision.layers else []
+        return found
+
+    assert born(1)[0] == policy.first_birth
+    others = born(None)
+    assert len(others) >= 2
+    assert others[0] >= max(policy.first_birth, warm_up)
+    assert all(later - earlier >= cool_down for earlier, later in itertools.pairwise(others))
+
+
+def test_predicted_heads_are_born_at_once_and_others_have_to_ask_for_more_and_more() -> None:
+    policy = Incrt(share=0.03)
+    state = policy.calibrated(begun(policy, 4), [STRONG] * 4)
+    falling = DemandReading(9.0, 0.2, SEEN)  # of 1.0
+    decision = policy.judge(state, 50, [falling] * 4, 1.0, missing=[3, 1, 0, None])
+    assert decision.layers == (0, 1)
+    assert [reading.threshold for reading in decision.relative] == pytest.approx([0.03, 0.03, 0.12, 0.03])
+    assert "the run has just begun" in decision.rules[2]
+    for done in (1000, 1050, 1100):
+        decision = policy.judge(state, done, [falling] * 4, 1.0, missing=[0, -1, -2, None])
         state = decision.state
-        born += [done] if decision.layers else []
-    assert born[0] == policy.first_birth
-    assert len(born) >= 2
-    assert all(later - earlier >= cool_down for earlier, later in itertools.pairwise(born))
+    assert decision.layers == (0, 3)  # 0.2 is above 0.12, not above 0.48
+    assert [reading.threshold for reading in decision.relative] == pytest.approx([0.12, 0.48, 1.0, 0.03])
+    unsure = policy.judge(state, 2000, [UNSURE] * 4, 1.0, missing=[3] * 4)
+    assert unsure.layers == ()
+
+
+@pytest.mark.parametrize(
+    ("budget", "expected"),
+    [("heads=5", [2]), ("heads=6", [0, 2]), ("heads=7", [0, 1, 2]), ("parameters=1.0001", []), ("", [0, 1, 2])],
+)
+def test_a_budget_is_spent_where_a_head_is_worth_most(budget: str, expected: list[int]) -> None:
+    policy, plan = Incrt(budget=budget), Plan.from_heads([1, 1, 2], width=16)
+    readings = [replace(STRONG, worth=worth) for worth in (0.2, 0.1, 0.3)]
+    state, layers = policy._afforded(policy.begin(plan), plan, (0, 1, 2), readings, {})
+    assert layers == expected
+    assert (state.start is None) == (budget == "")
+
+
+def test_nothing_is_measured_any_more_when_the_budget_is_spent() -> None:
+    policy, plan = Incrt(budget="heads=5"), Plan.from_heads([1, 1, 2], width=16)
+    state, _ = policy._afforded(policy.begin(plan), plan, (0,), [STRONG] * 3, {})
+    assert policy.feeding(state, 100, plan)
+    assert policy.needs(state, 100, plan)
+    spent = Plan.from_heads([2, 1, 2], width=16)
+    assert policy.feeding(state, 100, spent) == ()
+    assert policy.needs(state, 100, spent) is None
+
+
+def test_a_budget_of_time_is_reckoned_from_what_heads_have_taken_so_far() -> None:
+    policy, plan = Incrt(budget="time=1.5"), Plan.from_heads([1, 1], width=16)
+    readings = [STRONG] * 2
+    state, layers = policy._afforded(policy.begin(plan), plan, (0, 1), readings, {StepTime(): 1.0})
+    assert layers == [0, 1]  # nothing is known yet of what a head takes
+    larger = Plan.from_heads([2, 2], width=16)
+    for seconds, more in ((1.2, [0, 1]), (1.3, [0]), (1.4, [])):  # 0.1, 0.15 and 0.2 for each
+        assert policy._afforded(state, larger, (0, 1), readings, {StepTime(): seconds})[1] == more
+
+
+@pytest.mark.parametrize("budget", ["24", "heads", "heads=-1", "kv=0.5", "time=0.9", "parameters=1.0", "heads=x"])
+def test_bad_budgets_are_refused(budget: str) -> None:
+    with pytest.raises(InputError, match="budget"):
+        Incrt(budget=budget)
 
 
 @settings(max_examples=50, deadline=None)

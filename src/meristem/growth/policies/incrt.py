@@ -1,8 +1,9 @@
 """INCRT (arXiv 2604.10703) by demand: heads are born while the task asks for them.
 
 A judgement takes the demand of every layer and the training loss, and gives the next state with at most one birth in
-every layer. Hits in a row, a cool-down, a test that the loss is not falling by itself, and a threshold that doubles in
-a layer where a head had to go again keep it from running in circles.
+every layer. Up to the number of heads that the first demand lets one expect, a head is born as soon as it is asked for
+with certainty. Beyond that number hits in a row, a cool-down, a test that the loss is not falling by itself, and a
+threshold that rises with every head, and doubles where one had to go again, keep it from running in circles.
 """
 
 from __future__ import annotations
@@ -15,9 +16,11 @@ from typing import Any, ClassVar
 from meristem.errors import InputError
 from meristem.gauges.demand import Demand, DemandReading, ModelDemand
 from meristem.gauges.gauge import Gauge
-from meristem.gauges.training_progress import TrainingLoss
+from meristem.gauges.training_progress import StepTime, TrainingLoss
 from meristem.growth.births import (
     FULL,
+    SPENT,
+    BirthBudget,
     Births,
     RelativeDemand,
     birth,
@@ -26,12 +29,14 @@ from meristem.growth.births import (
     head_facts,
     last_step,
 )
+from meristem.growth.head_surgery import with_head
 from meristem.growth.policy import ENDLESS, Decision, Readings, check_types
 from meristem.moves import Moves
 from meristem.plan import Plan
 from meristem.records import finite
 
 ENOUGH_ROWS = 128  # held back at least, as fewer could not show a demand to be certain
+BEYOND = 4.0  # by which the threshold rises with each head beyond the number that was predicted
 
 
 @dataclass(frozen=True)
@@ -49,12 +54,14 @@ class LayerDemand:
 class IncrtState:
     """Where the policy stands; `losses` are (updates done, smoothed loss) of decisions from a cool-down ago on.
 
-    `grown` says of every head of every layer whether it was born during the run.
+    `grown` says of every head of every layer whether it was born during the run. `start` is what the model had at the
+    first decision of what there is a budget for, with how many heads in all.
     """
 
     layers: tuple[LayerDemand, ...]
     losses: tuple[tuple[int, float], ...] = ()
     grown: tuple[tuple[bool, ...], ...] = ()
+    start: tuple[float, int] | None = None
 
 
 @dataclass(frozen=True)
@@ -89,6 +96,7 @@ class Incrt(Births):
     warm_up: int = 300  # before the first
     last_birth: float = 0.7  # none after this, as there would be no time to learn: part of the run up to 1, or updates
     max_heads: int = 0  # of a layer; 0 for no limit
+    budget: str = ""  # for the whole model, such as heads=24, parameters=1.2 or time=1.1; spent where it is worth most
     certainty: float = 4.0  # the demand must be this many standard errors above zero
     share: float = 0.03  # and this share of its largest value in the layer
     steady: float = 0.8  # and not be falling by itself: at least this share of the value before
@@ -120,6 +128,8 @@ class Incrt(Births):
         if not 0 <= self.hold_back < 1:
             raise InputError("hold_back", self.hold_back, "must be from 0 to below 1: a share of the training rows")
         last_step(self.last_birth, self.total_steps)  # refuses bad values
+        if self.budget:
+            BirthBudget.read(self.budget)
 
     def check_length(self) -> None:
         """Refuse a run that is over before a head could be born."""
@@ -128,8 +138,7 @@ class Incrt(Births):
             raise InputError(
                 "last_birth", self.last_birth,
                 f"leaves no time to grow: of {self.total_steps} updates births end after {last}, and the first could "
-                f"come after {self.first_birth}; take smaller warm_up, cool_down, feed_every, feeds, decide_every or "
-                "hits",
+                f"come after {self.first_birth}; take smaller calibration, feed_every, feeds or decide_every",
             )  # fmt: skip
 
     def held_back(self, rows: int) -> int:
@@ -143,31 +152,31 @@ class Incrt(Births):
 
     @property
     def remembers(self) -> tuple[Gauge, ...]:
-        return self.gauge, TrainingLoss()
+        return self.gauge, TrainingLoss(), *self._clock
+
+    @property
+    def _clock(self) -> tuple[Gauge, ...]:
+        return (StepTime(),) if self.budget.startswith("time") else ()
 
     @property
     def first_birth(self) -> int:
-        """Updates after which a head can be born at the earliest, however much is asked for."""
-
-        def decision(updates: int) -> int:
-            return -(-updates // self.decide_every) * self.decide_every
-
-        first = decision(self.calibration + 1)
-        fed = decision((self.calibration // self.feed_every + self.feeds) * self.feed_every)
-        hit = max(first, fed) + (self.hits - 1) * self.decide_every
-        return max(hit, decision(self.warm_up), decision(first + self.cool_down))
+        """Updates after which a head can be born at the earliest, however much is asked for: one that was predicted."""
+        fed = (self.calibration // self.feed_every + self.feeds) * self.feed_every
+        return -(-max(self.calibration + 1, fed) // self.decide_every) * self.decide_every
 
     def begin(self, plan: Plan) -> IncrtState:
         return IncrtState((LayerDemand(),) * len(plan.layers), grown=tuple((False,) * heads for heads in plan.heads))
 
     def feeding(self, state: IncrtState, step: int, plan: Plan) -> tuple[Gauge, ...]:
         """At first every batch, in which the model is seen without attention; then every few updates."""
+        if self._is_spent(state, plan):
+            return ()
         if step <= self.calibration:
-            return (self.gauge,)
-        return self.remembers if step % self.feed_every == 0 else ()
+            return (self.gauge, *self._clock)
+        return self.remembers if step % self.feed_every == 0 else self._clock
 
     def needs(self, state: IncrtState, step: int, plan: Plan) -> tuple[Gauge, ...] | None:
-        due = step > self.calibration and step % self.decide_every == 0
+        due = step > self.calibration and step % self.decide_every == 0 and not self._is_spent(state, plan)
         return self.remembers if due else None
 
     def decide(self, state: IncrtState, step: int, plan: Plan, readings: Readings) -> Decision:
@@ -176,21 +185,61 @@ class Incrt(Births):
         loss = readings[TrainingLoss()]
         if demand.start:
             state = self.calibrated(state, demand.start)
-        judged = self.judge(state, step, demand.layers, loss, full_layers(plan, self.max_heads))
         # Where the first demand was not certain there is nothing to be expected of it.
         certain = [reading.certainty > self.certainty for reading in demand.start] or [True] * len(demand.spectra)
         spectra = [spectrum if sure else () for spectrum, sure in zip(demand.spectra, certain, strict=True)]
+        predicted = [self.predicted(spectrum) for spectrum in spectra]
+        missing = [
+            int(layer["count"]) - heads if layer["count"] else None
+            for layer, heads in zip(predicted, plan.heads, strict=True)
+        ]
+        judged = self.judge(state, step, demand.layers, loss, full_layers(plan, self.max_heads), missing)
         facts = {
             "loss": finite(loss),
-            **head_facts(plan, judged.relative, judged.rules, [self.predicted(spectrum) for spectrum in spectra]),
+            **head_facts(plan, judged.relative, judged.rules, predicted),
+            "worth": [finite(reading.worth) for reading in demand.layers],
             "asymmetry": [finite(form.asymmetry) for form in demand.forms],
             "rank": [finite(form.rank) for form in demand.forms],
         }
-        changes, grown = [], plan
+        state, layers = self._afforded(judged.state, plan, judged.layers, demand.layers, readings)
         for layer in judged.layers:
+            if layer not in layers:
+                facts["rules"][layer] += f"; {SPENT}"
+        changes, grown = [], plan
+        for layer in layers:
             changes.append(birth(grown, step, layer, self.seed, judged.rules, facts, demand.directions[layer]))
             grown = changes[-1].edits[0].apply(grown)
-        return Decision(judged.state, tuple(changes), measured=None if changes else facts)
+        return Decision(state, tuple(changes), measured=None if changes else facts)
+
+    def _is_spent(self, state: IncrtState, plan: Plan) -> bool:
+        """Whether no layer can be given a head any more, so that nothing need be measured; of time one cannot say."""
+        if not self.budget or state.start is None or self._clock:
+            return False
+        budget = BirthBudget.read(self.budget)
+        smallest = min(
+            budget.used(plan.with_layer(i, with_head(replace(layer, ceiling=None))), 0.0)
+            for i, layer in enumerate(plan.layers)
+        )
+        return smallest > budget.most(state.start[0])
+
+    def _afforded(
+        self, state: IncrtState, plan: Plan, asking: Sequence[int], demand: Sequence[DemandReading], readings: Readings
+    ) -> tuple[IncrtState, list[int]]:
+        """The layers that a head can be paid for, those first to which it is worth most; all without a budget."""
+        if not self.budget:
+            return state, list(asking)
+        budget, heads = BirthBudget.read(self.budget), sum(plan.heads)
+        seconds = readings[self._clock[0]] if self._clock else 0.0
+        first, had = state.start or (budget.used(plan, seconds), heads)
+        state = replace(state, start=(first, had))
+        afforded: list[int] = []
+        for layer in sorted(asking, key=lambda layer: -demand[layer].worth):
+            larger = plan.with_layer(layer, with_head(plan.layers[layer]))
+            # Nobody knows beforehand what time a head takes: as much as those that were born so far.
+            later = seconds + (len(afforded) + 1) * (seconds - first) / max(1, heads - had)
+            if budget.used(larger, later) <= budget.most(first):
+                plan, afforded = larger, [*afforded, layer]
+        return state, sorted(afforded)
 
     def moved(self, state: IncrtState, step: int, plan: Plan, moves: Moves) -> IncrtState:
         """Where heads came or went the demand is measured anew; a copied block asks for what its source asked for."""
@@ -216,7 +265,8 @@ class Incrt(Births):
         # States of older versions have one last change for all layers.
         layers = tuple(LayerDemand(**{"changed": data.get("last_change", 0), **layer}) for layer in data["layers"])
         losses = tuple((step, loss) for step, loss in data["losses"])
-        return IncrtState(layers, losses, tuple(tuple(layer) for layer in data["grown"]))
+        start = data.get("start")
+        return IncrtState(layers, losses, tuple(tuple(layer) for layer in data["grown"]), start and tuple(start))
 
     def fits(self, state: IncrtState, plan: Plan) -> bool:
         return len(state.layers) == len(plan.layers) and tuple(map(len, state.grown)) == plan.heads
@@ -247,29 +297,32 @@ class Incrt(Births):
 
     def judge(
         self, state: IncrtState, done: int, readings: Sequence[DemandReading], loss: float,
-        full: Set[int] = frozenset(),
+        full: Set[int] = frozenset(), missing: Sequence[int | None] = (),
     ) -> DemandJudgement:  # fmt: skip
-        """Judge after `done` updates; `loss` is smoothed, and `full` layers have all the heads they may have."""
+        """Judge after `done` updates; `loss` is smoothed, and `full` layers have all the heads they may have.
+
+        `missing` are the heads that each layer lacks of those that were predicted, below 0 where it has more, None
+        where nothing was. A head that was predicted is born as soon as it is asked for; one beyond them needs more.
+        """
+        missing = missing or (None,) * len(readings)
         state = self.calibrated(state, readings)
-        relative = self.relative(state, readings)
-        judged = [self._judge(layer, reading) for layer, reading in zip(state.layers, readings, strict=True)]
+        relative = tuple(map(self._relative, state.layers, readings, missing))
+        judged = list(map(self._judge, state.layers, readings, missing))
         losses = (*state.losses, (done, loss))
         while len(losses) > 1 and losses[1][0] <= done - self.cool_down:
             losses = losses[1:]
         state = replace(state, layers=tuple(layer for layer, _ in judged), losses=losses)
-        waiting = self._waiting(state, done)
-        asking = [i for i, layer in enumerate(state.layers) if layer.hits >= self.hits]
-        held = dict.fromkeys(range(len(judged)), waiting) if waiting else {}
-        for i in asking if not waiting else ():
-            if i in full:
-                held[i] = FULL
-            elif done - state.layers[i].changed < self.cool_down:
-                held[i] = "the last change was not long ago"
-        rules = tuple(f"{rule}; {held[i]}" if i in held else rule for i, (_, rule) in enumerate(judged))
-        born = tuple(i for i in asking if i not in held)
-        for layer in born:
-            state = self._changed(state, done, layer)
-        return DemandJudgement(state, born, rules, relative)
+        rules, born = [], []
+        for i, (layer, rule) in enumerate(judged):
+            expected = _lacks(missing[i])
+            asks = layer.hits >= (1 if expected else self.hits)
+            held = self._held(state, done, i, expected=expected) or (FULL if asks and i in full else "")
+            rules.append(f"{rule}; {held}" if held else rule)
+            if asks and not held:
+                born.append(i)
+        for i in born:
+            state = self._changed(state, done, i)
+        return DemandJudgement(state, tuple(born), tuple(rules), relative)
 
     def removed(self, state: IncrtState, done: int, layer: int, *, born_here: bool) -> IncrtState:
         """The state after a head has been removed; where the policy gave birth to it, the layer becomes stricter."""
@@ -279,13 +332,18 @@ class Incrt(Births):
         stricter = replace(state.layers[layer], strictness=2 * state.layers[layer].strictness)
         return replace(state, layers=(*state.layers[:layer], stricter, *state.layers[layer + 1 :]))
 
-    def _relative(self, layer: LayerDemand, reading: DemandReading) -> RelativeDemand:
+    def _relative(self, layer: LayerDemand, reading: DemandReading, missing: int | None = None) -> RelativeDemand:
         scale = layer.largest or math.nan
         noise = reading.slope / reading.certainty if reading.certainty else math.nan
-        return RelativeDemand(reading.slope / scale, abs(noise) / scale, self.share * layer.strictness)
+        return RelativeDemand(reading.slope / scale, abs(noise) / scale, self._threshold(layer, missing))
 
-    def _judge(self, layer: LayerDemand, reading: DemandReading) -> tuple[LayerDemand, str]:
-        threshold = self.share * layer.strictness * layer.largest
+    def _threshold(self, layer: LayerDemand, missing: int | None) -> float:
+        """Where births begin, of the layer's largest demand: higher for each head beyond those predicted."""
+        beyond = 0 if missing is None or missing > 0 else 1 - missing
+        return min(1.0, self.share * BEYOND**beyond) * layer.strictness
+
+    def _judge(self, layer: LayerDemand, reading: DemandReading, missing: int | None) -> tuple[LayerDemand, str]:
+        threshold = self._threshold(layer, missing) * layer.largest
         if not math.isfinite(reading.slope) or not math.isfinite(reading.certainty):
             return replace(layer, hits=0), "the demand is not finite"
         if reading.feeds < self.feeds:
@@ -294,25 +352,34 @@ class Incrt(Births):
             rule = "the demand is not certain"
         elif reading.slope <= threshold:
             rule = "the demand is small"
-        elif reading.slope <= self.steady * layer.last:
+        elif reading.slope <= self.steady * layer.last and not _lacks(missing):
             rule = "the demand is falling by itself"
         else:
             return replace(layer, hits=layer.hits + 1, last=reading.slope), "the demand is certain, large and steady"
         return replace(layer, hits=0, last=reading.slope), rule
 
-    def _waiting(self, state: IncrtState, done: int) -> str:
-        """Why there can be no birth anywhere now; empty if there can."""
-        if done < self.warm_up:
-            return "the run has just begun"
+    def _held(self, state: IncrtState, done: int, layer: int, *, expected: bool) -> str:
+        """Why a layer can be given no head now; empty if it can. An expected one need not wait for the loss."""
         if done > self.last_birth_step:
             return "the run is near its end"
+        if expected:
+            return ""
+        if done < self.warm_up:
+            return "the run has just begun"
         first, last = state.losses[0], state.losses[-1]
         if first[0] > done - self.cool_down:
             return "the loss is not known for long enough"
         if last[1] < (1 - self.plateau) * first[1]:
             return "the loss is still falling"
+        if done - state.layers[layer].changed < self.cool_down:
+            return "the last change was not long ago"
         return ""
 
     def _changed(self, state: IncrtState, done: int, layer: int) -> IncrtState:
         new = replace(state.layers[layer], hits=0, last=0.0, changed=done)
         return replace(state, layers=(*state.layers[:layer], new, *state.layers[layer + 1 :]))
+
+
+def _lacks(missing: int | None) -> bool:
+    """Whether a layer has fewer heads than were predicted."""
+    return missing is not None and missing > 0
