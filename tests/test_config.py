@@ -71,7 +71,7 @@ TABLES: dict[str, dict[str, Any]] = {
     "stack": {"start_layers": 3, "layers": 6, "at": [0.3, 600.0], "order": "interleave"},
     "incrt": {
         **BIRTHS, "feed_every": 3, "calibration": 9, "cool_down": 90, "warm_up": 70, "certainty": 3.0, "share": 0.2,
-        "steady": 0.7, "plateau": 0.3, "hits": 3, "feeds": 5, "hold_back": 0.1,
+        "steady": 0.7, "plateau": 0.3, "hits": 3, "feeds": 5, "hold_back": 0.1, "budget": "heads=9",
     },
     "prune": {
         "decide_every": 20, "cool_down": 90, "grace": 50, "redundant": 0.01, "patience": 2, "tolerance": 0.02,
@@ -290,7 +290,7 @@ def test_a_table_of_a_policy_that_is_not_named_is_noted(data: Path, tmp_path: Pa
         ("stack", {"at": [0.3, 600.0]}, r"growth\.stack\.at = 600\.0: must be before the end of the run, 40 updates"),
         ("stack", {"at": [0.3, 0.301]}, r"growth\.stack\.at = \(0\.3, 0\.301\): must be times that follow one another"),
         ("incrt", {}, r"growth\.incrt\.last_birth = 0\.7: leaves no time to grow: of 40 updates births end after 28, "),
-        ("incrt", {"last_birth": 900.0}, r"growth\.incrt\.last_birth = 900\.0: .* births end after 40, .* after 300; "),
+        ("incrt", {"last_birth": 900.0}, r"growth\.incrt\.last_birth = 900\.0: .* births end after 40, .* after 100; "),
         ("random_births", {"births": 2}, r"births\.warm_up = 300: leaves no time for births: .* after 28 "),
         ("random_births", {"births": 2, "warm_up": 1, "decide_every": 28}, r"births = 2: must be at most 1, the "),
     ],

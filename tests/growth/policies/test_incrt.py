@@ -217,14 +217,14 @@ def test_predicted_heads_are_born_at_once_and_others_have_to_ask_for_more_and_mo
 
 @pytest.mark.parametrize(
     ("budget", "expected"),
-    [("heads=5", [2]), ("heads=6", [0, 2]), ("heads=7", [0, 1, 2]), ("parameters=1.0001", []), ("", [0, 1, 2])],
+    [("heads=5", [2]), ("heads=6", [0, 2]), ("heads=7", [0, 1, 2]), ("parameters=1.0001", []), (None, [0, 1, 2])],
 )
-def test_a_budget_is_spent_where_a_head_is_worth_most(budget: str, expected: list[int]) -> None:
+def test_a_budget_is_spent_where_a_head_is_worth_most(budget: str | None, expected: list[int]) -> None:
     policy, plan = Incrt(budget=budget), Plan.from_heads([1, 1, 2], width=16)
     readings = [replace(STRONG, worth=worth) for worth in (0.2, 0.1, 0.3)]
     state, layers = policy._afforded(policy.begin(plan), plan, (0, 1, 2), readings, {})
     assert layers == expected
-    assert (state.start is None) == (budget == "")
+    assert (state.start is None) == (budget is None)
 
 
 def test_nothing_is_measured_any_more_when_the_budget_is_spent() -> None:
@@ -247,7 +247,7 @@ def test_a_budget_of_time_is_reckoned_from_what_heads_have_taken_so_far() -> Non
         assert policy._afforded(state, larger, (0, 1), readings, {StepTime(): seconds})[1] == more
 
 
-@pytest.mark.parametrize("budget", ["24", "heads", "heads=-1", "kv=0.5", "time=0.9", "parameters=1.0", "heads=x"])
+@pytest.mark.parametrize("budget", ["", "24", "heads", "heads=-1", "kv=0.5", "time=0.9", "parameters=1.0", "heads=x"])
 def test_bad_budgets_are_refused(budget: str) -> None:
     with pytest.raises(InputError, match="budget"):
         Incrt(budget=budget)

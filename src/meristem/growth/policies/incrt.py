@@ -96,7 +96,7 @@ class Incrt(Births):
     warm_up: int = 300  # before the first
     last_birth: float = 0.7  # none after this, as there would be no time to learn: part of the run up to 1, or updates
     max_heads: int = 0  # of a layer; 0 for no limit
-    budget: str = ""  # for the whole model, such as heads=24, parameters=1.2 or time=1.1; spent where it is worth most
+    budget: str | None = None  # for the whole model, such as heads=24, parameters=1.2 or time=1.1; spent where it is worth most
     certainty: float = 4.0  # the demand must be this many standard errors above zero
     share: float = 0.03  # and this share of its largest value in the layer
     steady: float = 0.8  # and not be falling by itself: at least this share of the value before
@@ -128,7 +128,7 @@ class Incrt(Births):
         if not 0 <= self.hold_back < 1:
             raise InputError("hold_back", self.hold_back, "must be from 0 to below 1: a share of the training rows")
         last_step(self.last_birth, self.total_steps)  # refuses bad values
-        if self.budget:
+        if self.budget is not None:
             BirthBudget.read(self.budget)
 
     def check_length(self) -> None:
@@ -156,7 +156,7 @@ class Incrt(Births):
 
     @property
     def _clock(self) -> tuple[Gauge, ...]:
-        return (StepTime(),) if self.budget.startswith("time") else ()
+        return (StepTime(),) if self.budget and self.budget.startswith("time") else ()
 
     @property
     def first_birth(self) -> int:
