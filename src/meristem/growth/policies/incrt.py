@@ -96,7 +96,9 @@ class Incrt(Births):
     warm_up: int = 300  # before the first
     last_birth: float = 0.7  # none after this, as there would be no time to learn: part of the run up to 1, or updates
     max_heads: int = 0  # of a layer; 0 for no limit
-    budget: str | None = None  # for the whole model, such as heads=24, parameters=1.2 or time=1.1; spent where it is worth most
+    budget: str | None = (
+        None  # for the whole model, such as heads=24, parameters=1.2 or time=1.1; spent where it is worth most
+    )
     certainty: float = 4.0  # the demand must be this many standard errors above zero
     share: float = 0.03  # and this share of its largest value in the layer
     steady: float = 0.8  # and not be falling by itself: at least this share of the value before
@@ -189,10 +191,7 @@ class Incrt(Births):
         certain = [reading.certainty > self.certainty for reading in demand.start] or [True] * len(demand.spectra)
         spectra = [spectrum if sure else () for spectrum, sure in zip(demand.spectra, certain, strict=True)]
         predicted = [self.predicted(spectrum) for spectrum in spectra]
-        missing = [
-            int(layer["count"]) - heads if layer["count"] else None
-            for layer, heads in zip(predicted, plan.heads, strict=True)
-        ]
+        missing = tuple(map(_missing, predicted, plan.heads))
         judged = self.judge(state, step, demand.layers, loss, full_layers(plan, self.max_heads), missing)
         facts = {
             "loss": finite(loss),
@@ -378,6 +377,11 @@ class Incrt(Births):
     def _changed(self, state: IncrtState, done: int, layer: int) -> IncrtState:
         new = replace(state.layers[layer], hits=0, last=0.0, changed=done)
         return replace(state, layers=(*state.layers[:layer], new, *state.layers[layer + 1 :]))
+
+
+def _missing(predicted: Mapping[str, float], heads: int) -> int | None:
+    """The heads that a layer lacks of those that were predicted; None if none were."""
+    return int(predicted["count"]) - heads if predicted["count"] else None
 
 
 def _lacks(missing: int | None) -> bool:
