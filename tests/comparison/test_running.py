@@ -86,6 +86,12 @@ def test_what_is_done_is_not_repeated(done: Path, data: Path) -> None:
     run_comparison(asked(done / "files", data), done, say=said.append)
     assert not (done / "launches.jsonl").exists()
     assert said == [f"8 runs in {done}; 8 done"]
+    lines = (done / "lines.jsonl").read_text()
+    assert {json.loads(line)["run"] for line in lines.splitlines()} == {
+        f"runs/{a}/seed-{s}" for a in ARMS for s in (0, 1)
+    }
+    run_comparison(asked(done / "files", data), done, say=said.append)
+    assert (done / "lines.jsonl").read_text() == lines
 
 
 def test_what_was_interrupted_goes_on_and_ends_alike(done: Path, data: Path, tmp_path: Path) -> None:
@@ -137,7 +143,7 @@ def test_a_folder_may_be_moved(done: Path, data: Path, tmp_path: Path) -> None:
 
 def with_lines(done: Path, out: Path) -> Path:
     """What a comparison that has made all runs itself leaves: a copy of the folder, and the lines."""
-    shutil.copytree(done, out)
+    shutil.copytree(done, out, ignore=shutil.ignore_patterns("lines.jsonl"))
     for run in sorted((out / "runs").glob("*/seed-*")):
         folder = RunFolder.open(run)
         result = read_result(run.parent.name, folder.config.train.seed, folder)

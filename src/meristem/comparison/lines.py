@@ -66,6 +66,13 @@ def read_lines(paths: Sequence[Path], out: Path) -> dict[str, Line]:
     return found
 
 
+def written_runs(out: Path) -> set[str]:
+    """The runs of which there are lines in the folder of a comparison."""
+    path = out / LINES
+    entries = (entry for _, entry in _entries(path)) if path.is_file() else ()
+    return {str(entry["run"]) for entry in entries if isinstance(entry, dict) and "run" in entry}
+
+
 def _entries(path: Path) -> Iterator[tuple[int, Any]]:
     """The JSON values of a file, with the numbers of their lines."""
     for number, text in enumerate(read_bytes(path).decode("utf-8", errors="replace").split("\n"), start=1):

@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 
 from meristem.comparison.file import Comparison
-from meristem.comparison.lines import Begun, Line, add_line
+from meristem.comparison.lines import Begun, Line, add_line, written_runs
 from meristem.comparison.numbers import short
 from meristem.comparison.planning import (
     Lost,
@@ -63,7 +63,23 @@ class Running:
     begun: float
     gpu: str | None = None  # as CUDA_VISIBLE_DEVICES names it, where it was given one
     jobs: int = 1  # so many were allowed side by side
-    steps: int = 1
+
+
+@dataclass(frozen=True)
+class Slowest:
+    """The most seconds that runs took for an update, and besides, for their start and their end."""
+
+    update: float = 0.0
+    besides: float = 0.0
+
+    def with_run(self, seconds: float, result: Result) -> Slowest:
+        """With a run that has ended, after so many seconds in all."""
+        update = result.training_seconds / max(1, result.steps)
+        return Slowest(max(self.update, update), max(self.besides, seconds - result.training_seconds))
+
+    def seconds(self, updates: int) -> float:
+        """What a run of so many updates would take."""
+        return self.besides + updates * self.update
 
 
 def finished_runs(comparison: Comparison, out: Path, lines: Lines = NO_LINES) -> dict[RunKey, Result]:
@@ -152,10 +168,11 @@ def run_comparison(
     out = absolute("out", out)
     out.mkdir(parents=True, exist_ok=True)
     results = finished_runs(comparison, out, lines)
+    _catch_up(out, results)
     say(f"{counted(count_of_runs(comparison, results), 'run')} in {out}; {len(results)} done")
     timed = {*timed_arms(comparison)}
     running: list[Running] = []
-    begun, made, changed, gpus, pace = time.monotonic(), 0, True, visible_gpus(), 0.0
+    begun, made, changed, gpus, slowest = time.monotonic(), 0, True, visible_gpus(), Slowest()
     with _stoppable():
         try:
             while len(results) < (total := count_of_runs(comparison, results)):
@@ -166,7 +183,7 @@ def run_comparison(
                         results[key] = known
                         continue
                     config = configuration(comparison, key, results)
-                    if time.monotonic() - begun + pace * config.train.steps > limit:
+                    if time.monotonic() - begun + slowest.seconds(config.train.steps) > limit:
                         continue
                     side_by_side = 1 if _is_timed(key, timed) else jobs
                     check_room(key, config, side_by_side, gpus)
@@ -177,7 +194,7 @@ def run_comparison(
                     results[run.key] = _ended(run, out)
                     add_line(out, run.key.path, Begun.at(out / run.key.path), results[run.key], run.jobs)
                     made += 1
-                    pace = max(pace, (time.monotonic() - run.begun) / run.steps)
+                    slowest = slowest.with_run(time.monotonic() - run.begun, results[run.key])
                     total = count_of_runs(comparison, results)
                     left = (time.monotonic() - begun) / made * (total - len(results))
                     say(_progress(comparison, run, results, total, left))
@@ -190,8 +207,19 @@ def run_comparison(
                     time.sleep(PAUSE)
         except BaseException:
             _stop(running, say)
+            for run in running:  # one may have come to its end
+                with suppress(RunError):
+                    add_line(out, run.key.path, Begun.at(out / run.key.path), _ended(run, out), run.jobs)
             raise
     return results
+
+
+def _catch_up(out: Path, results: Mapping[RunKey, Result]) -> None:
+    """Write down runs that are done here, of which there is no line yet: their end was not seen."""
+    written, jobs = written_runs(out), launched_jobs(out)
+    for key, result in results.items():
+        if _is_begun(out, key) and str(key.path) not in written:
+            add_line(out, key.path, Begun.at(out / key.path), result, jobs.get(str(key.path), 1))
 
 
 def launched_jobs(out: Path) -> dict[str, int]:
@@ -305,7 +333,7 @@ def _launched(key: RunKey, config: Config, out: Path, share: Share, say: Say) ->
         line = {"run": str(key.path), "jobs": share.side_by_side, "threads": threads, "gpu": share.gpu,
                 "time": time.time()}  # fmt: skip
         launches.write(json.dumps(line) + "\n")
-    return Running(key, process, log, time.monotonic(), share.gpu, share.side_by_side, config.train.steps)
+    return Running(key, process, log, time.monotonic(), share.gpu, share.side_by_side)
 
 
 def _cores() -> int:
