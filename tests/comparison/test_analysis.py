@@ -126,6 +126,8 @@ def test_a_best_rate_at_the_edge_is_said(tmp_path: Path) -> None:
     assert "Each arm at its own best rate, chosen on 1 other seed." in said
     assert "may lie beyond: prism (0.004)." in said
     assert all(row.mean > 3 for row in analyse(found, known).arms)
+    shorter = comparison(tmp_path, rates=[1e-3, 2e-3, 4e-3], rate_seeds=[8], rate_length=0.25)
+    assert "chosen on 1 other seed, in runs of 0.25 of the length." in notes(shorter, known)
 
 
 def test_seeds_added_after_looking_are_counted(asked: Comparison, tmp_path: Path) -> None:

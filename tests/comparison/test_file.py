@@ -24,6 +24,9 @@ def test_every_arm_is_compared_with_the_baseline_of_the_primary_contrast(tmp_pat
     assert (found.name, found.budget) == ("question", Budget())
 
 
+RATES: dict[str, Any] = {"rates": [1e-3, 2e-3], "rate_seeds": [9]}
+
+
 @pytest.mark.parametrize(
     ("changes", "field", "said"),
     [
@@ -43,6 +46,14 @@ def test_every_arm_is_compared_with_the_baseline_of_the_primary_contrast(tmp_pat
         ({"rates": [1e-3, 2e-3]}, "rate_seeds", "seeds of their own"),
         ({"rate_seeds": [9]}, "rate_seeds", "together with rates"),
         ({"rates": [1e-3, 2e-3], "rate_seeds": [1, 9]}, "rate_seeds", "share no seed with seeds (1)"),
+        ({"rate_length": 0.5}, "rate_length", "rates, which are not given"),
+        ({**RATES, "rate_length": 1.5}, "rate_length", "above 0 and at most 1"),
+        ({"arms": {"a": {}, "b": {"rate_of": "a"}}, "primary": ["a", "b"]}, "arms.b.rate_of", "there are no rates"),
+        ({**RATES, "arms": {"a": {}, "b": {"rate_of": "c"}}, "primary": ["a", "b"]}, "arms.b.rate_of", "of its own: a"),
+        ({**RATES, "arms": {"a": {"rate_of": "b"}, "b": {"rate_of": "a"}}, "primary": ["a", "b"]}, "arms.a.rate_of",
+         "with rates of its own"),
+        ({**RATES, "arms": {"a": {}, "b": {"rate_of": "a"}, "c": {"model.plan": "@b.plan"}}, "primary": ["a", "b"]},
+         "arms.b.rate_of", "c takes after it, also while rates are tried"),
         ({"margin": -1}, "margin", "above 0"),
         ({"measure": "loss"}, "measure", "must be one of held_out_loss"),
         ({"budget": {"kind": "flop"}}, "budget.kind", "must be one of tokens, flops"),

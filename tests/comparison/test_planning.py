@@ -226,6 +226,42 @@ def test_the_best_rate_is_chosen_on_its_own_seeds_alone(tmp_path: Path, data: Pa
     assert {key for key in known_keys(found, known) if key.seed < 8} == {RunKey("prism", s, 1e-3) for s in (0, 1)}
 
 
+def test_rates_can_be_tried_in_shorter_runs(tmp_path: Path, data: Path) -> None:
+    """Whatever the budget; one that is matched to another arm's is as short as that one's run."""
+    tried = {"rates": [1e-3, 2e-3], "rate_seeds": [9], "rate_length": 0.25}
+
+    def lengths(arm: str, known: dict[RunKey, Result], **budget: Any) -> tuple[int, int]:
+        arms = {"uniform": {"model.schedule": "uniform"}, "prism": {"model.schedule": "uniform"}}
+        found = comparison(tmp_path, data, arms=arms, budget=budget, **tried)
+        keys = (RunKey(arm, 9, 1e-3), RunKey(arm, 0, 1e-3))
+        long, short = (configuration(found, key, known).train.steps for key in reversed(keys))
+        return long, short
+
+    flops = step_flops(48, 2)
+    assert lengths("prism", {}, tokens=16 * 128) == (16, 4)
+    assert lengths("prism", {}, kind="flops", flops=40 * flops) == (40, 10)
+    assert lengths("prism", {}, kind="parameters", parameters=200_000) == (12, 3)
+    paces = {RunKey("prism", MEASURING_SEED, measuring=1): result("prism", 2, 3.0, steps=60, training_seconds=60.0)}
+    assert lengths("prism", paces, kind="seconds", seconds=100) == (100, 25)
+    others = {
+        RunKey("uniform", seed, 1e-3): result("uniform", seed, 3.0, flops=n * flops) for seed, n in ((9, 3), (0, 12))
+    }
+    others |= {RunKey("uniform", 9, 2e-3): result("uniform", 9, 4.0)}
+    assert lengths("prism", others, kind="flops", of="uniform") == (12, 3)
+
+
+def test_an_arm_can_have_the_rate_of_another(tmp_path: Path, data: Path) -> None:
+    arms = {**tables()["arms"], "more": {"rate_of": "prism", "budget": {"tokens": 2000}}}
+    found = comparison(tmp_path, data, arms=arms, rates=[1e-3, 2e-3], rate_seeds=[9])
+    assert found.arms["more"].changes == {}
+    assert count_of_runs(found, {}) == 2 * 2 + 3 * 2
+    known = {RunKey("prism", 9, rate): result("prism", 9, 3.0 + rate) for rate in (1e-3, 2e-3)}
+    assert seed_key(found, "more", 0, known) == RunKey("more", 0, 1e-3)
+    said = " ".join(analyse(found, known).notes)
+    assert "more has the rate of prism: none was tried with it." in said
+    assert "may lie beyond: prism (0.001)." in said
+
+
 def test_a_rate_at_which_a_run_diverged_is_not_chosen(tmp_path: Path, data: Path) -> None:
     found = comparison(tmp_path, data, rates=[1e-3, 2e-3], rate_seeds=[8, 9])
     known = {RunKey("prism", s, r): result("prism", s, 3.0 - 100 * r) for r in found.rates for s in (8, 9)}

@@ -15,8 +15,18 @@ import pytest
 from comparison.helpers import base_file, tables, trained
 from meristem.comparison.analysis import analyse
 from meristem.comparison.file import Comparison, read_comparison
+from meristem.comparison.lines import Begun, add_line, read_lines
 from meristem.comparison.planning import RunKey, configuration
-from meristem.comparison.running import as_begun, check_room, finished_runs, free_gpu, run_comparison, visible_gpus
+from meristem.comparison.record import show
+from meristem.comparison.results import read_result
+from meristem.comparison.running import (
+    as_begun,
+    check_room,
+    finished_runs,
+    free_gpu,
+    run_comparison,
+    visible_gpus,
+)
 from meristem.config import check_resumable
 from meristem.errors import InputError, RunError
 from meristem.runs.run_folder import RunFolder
@@ -76,6 +86,12 @@ def test_what_is_done_is_not_repeated(done: Path, data: Path) -> None:
     run_comparison(asked(done / "files", data), done, say=said.append)
     assert not (done / "launches.jsonl").exists()
     assert said == [f"8 runs in {done}; 8 done"]
+    lines = (done / "lines.jsonl").read_text()
+    assert {json.loads(line)["run"] for line in lines.splitlines()} == {
+        f"runs/{a}/seed-{s}" for a in ARMS for s in (0, 1)
+    }
+    run_comparison(asked(done / "files", data), done, say=said.append)
+    assert (done / "lines.jsonl").read_text() == lines
 
 
 def test_what_was_interrupted_goes_on_and_ends_alike(done: Path, data: Path, tmp_path: Path) -> None:
@@ -122,7 +138,73 @@ def test_a_folder_may_be_moved(done: Path, data: Path, tmp_path: Path) -> None:
     }
     config, folder = configuration(comparison, RunKey("same", 0), results), RunFolder.open(out / "runs/same/seed-0")
     assert str(config.model.plan).startswith(str(out))
-    check_resumable(folder.config, as_begun(folder, config))
+    check_resumable(folder.config, as_begun(folder.config, config))
+
+
+def with_lines(done: Path, out: Path) -> Path:
+    """What a comparison that has made all runs itself leaves: a copy of the folder, and the lines."""
+    shutil.copytree(done, out, ignore=shutil.ignore_patterns("lines.jsonl"))
+    for run in sorted((out / "runs").glob("*/seed-*")):
+        folder = RunFolder.open(run)
+        result = read_result(run.parent.name, folder.config.train.seed, folder)
+        add_line(out, run.relative_to(out), Begun.at(run), result, 1)
+    return out / "lines.jsonl"
+
+
+def test_lines_stand_for_folders_that_are_elsewhere(done: Path, data: Path, tmp_path: Path) -> None:
+    """Lines of two machines have come, of one also a piece that was cut off; what is missing is made here."""
+    comparison, here = asked(tmp_path / "files", data), tmp_path / "here"
+    lines = with_lines(done, tmp_path / "there").read_text().splitlines(keepends=True)
+    assert max(map(len, lines)) < 16_000
+    known = [line for line in lines if not json.loads(line)["run"].endswith(("static/seed-1", "same/seed-1"))]
+    paths = [tmp_path / "one.jsonl", tmp_path / "two.jsonl"]
+    paths[0].write_text("".join(known[:4]))
+    paths[1].write_text("".join(known[2:]) + known[0][:99])
+    carried = read_lines(paths, here)
+    assert {key: {**run.to_dict(), "folder": ""} for key, run in finished_runs(comparison, here, carried).items()} == {
+        key: {**run.to_dict(), "folder": ""}
+        for key, run in finished_runs(comparison, done).items()
+        if (key.arm, key.seed) not in (("static", 1), ("same", 1))
+    }
+    said: list[str] = []
+    results = run_comparison(comparison, here, jobs=2, lines=carried, say=said.append)
+    assert said[0] == f"8 runs in {here}; 6 done"
+    assert [entry["run"] for entry in launches(here)] == ["runs/static/seed-1", "runs/same/seed-1"]
+    for key, run in finished_runs(comparison, done).items():  # they took after one whose folder is not here
+        assert (results[key].scores, results[key].structure) == (run.scores, run.structure)
+    made = read_lines([here / "lines.jsonl"], here)
+    assert {run: line.jobs for run, line in made.items()} == {"runs/static/seed-1": 2, "runs/same/seed-1": 2}
+    everywhere = read_lines([*paths, here / "lines.jsonl"], tmp_path / "home")
+    assert len(finished_runs(comparison, tmp_path / "home", everywhere)) == 8
+    _, text = show(comparison, results, here, carried)
+    assert "Up to 2 runs went side by side" in text
+
+
+def test_lines_are_checked_like_folders(done: Path, data: Path, tmp_path: Path) -> None:
+    path, home = with_lines(done, tmp_path / "there"), tmp_path / "home"
+    lines = read_lines([path], home)
+    arms = {**ARMS, "sgt": {**SGT, "optimizer.weight_decay": 0.3}}
+    with pytest.raises(InputError, match=r"optimizer.weight_decay = 0.3: .*lines.jsonl was trained with 0.1"):
+        finished_runs(asked(tmp_path / "files", data, arms=arms), home, lines)
+    with pytest.raises(InputError, match=r"is not the data that .*lines.jsonl was trained on"):
+        finished_runs(asked(tmp_path / "files", prepared(tmp_path, 20)), home, lines)
+    before = path.read_text()
+    first = json.loads(before.partition("\n")[0])
+    other = {**first, "result": {**first["result"], "scores": {"held_out_loss": 1.0}}}
+    for entry, said in ((other, "has another result of"), ({"run": "x"}, "is no line of"), (5, "is no line of")):
+        path.write_text(before + json.dumps(entry))
+        with pytest.raises(RunError, match=rf"lines.jsonl:{before.count(chr(10)) + 1}: {said}"):
+            read_lines([path], home)
+
+
+def test_no_run_is_begun_that_would_end_too_late(data: Path, tmp_path: Path) -> None:
+    """A run of ten updates that took a second leaves no time for one of a million, but for one of ten."""
+    arms = {"a": {"model.schedule": "uniform"}, "long": {"budget": {"tokens": 64_000_000}}}
+    comparison = asked(tmp_path / "files", data, arms=arms, primary=["long", "a"])
+    said: list[str] = []
+    results = run_comparison(comparison, tmp_path / "out", limit=60, say=said.append)
+    assert {key.arm for key in results} == {"a"}
+    assert said[-1].startswith("no time is left for")
 
 
 def test_another_structure_is_refused_wherever_it_comes_from(done: Path, data: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import sys
 from pathlib import Path
@@ -30,6 +31,12 @@ def compare_command(
     out: Annotated[Path | None, typer.Option(help="Folder for runs and results; runs/compare/NAME.")] = None,
     preset: Annotated[str | None, typer.Option(help="One of the file's presets, such as tiny.")] = None,
     jobs: Annotated[int, typer.Option(min=1, help="Runs side by side, among which cores and GPUs are divided.")] = 1,
+    limit: Annotated[
+        float, typer.Option(min=0, help="Begin no run that would end more than so many seconds from now.")
+    ] = math.inf,
+    lines: Annotated[
+        list[Path] | None, typer.Option(help="lines.jsonl of the same comparison on another machine; repeat for more.")
+    ] = None,
     only_show: Annotated[bool, typer.Option("--show", help="Train nothing; show what is done so far.")] = False,
 ) -> None:
     """Compare arms fairly: train what is missing, pair by seed, and say what is shown and what is not.
@@ -39,10 +46,11 @@ def compare_command(
     show_log("stderr")
     from meristem.comparison.analysis import reported
     from meristem.comparison.file import load_comparison
+    from meristem.comparison.lines import read_lines
     from meristem.comparison.record import show
     from meristem.comparison.running import finished_runs, run_comparison
     from meristem.comparison.tables import summary
-    from meristem.files import write_atomically
+    from meristem.files import absolute, write_atomically
     from meristem.report.page.comparison import comparison_page
 
     def say(text: str) -> None:
@@ -50,15 +58,16 @@ def compare_command(
 
     wanted = load_comparison(comparison, preset, context.args)
     folder = out or Path("runs/compare") / (comparison.stem if preset is None else f"{comparison.stem}-{preset}")
+    elsewhere = read_lines(lines or (), absolute("out", folder))
     if only_show:
         folder.mkdir(parents=True, exist_ok=True)
-        results = finished_runs(wanted, folder)
+        results = finished_runs(wanted, folder, elsewhere)
     else:
         try:
-            results = run_comparison(wanted, folder, jobs=jobs, say=say)
+            results = run_comparison(wanted, folder, jobs=jobs, limit=limit, lines=elsewhere, say=say)
         except KeyboardInterrupt:
             raise typer.Exit(128 + signal.SIGINT) from None
-    analysis, text = show(wanted, results, folder)
+    analysis, text = show(wanted, results, folder, elsewhere)
     write_atomically(folder / "comparison.html", comparison_page(wanted, analysis, reported(wanted, results)))
     print(text, *summary(analysis), sep="\n")
     print(f"page: {folder / 'comparison.html'}")

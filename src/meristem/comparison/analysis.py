@@ -256,10 +256,13 @@ def _tuning_notes(comparison: Comparison, results: Results) -> list[str]:
         if rates == {None}:
             return ["One rate for all arms: it was not tuned for any of them."]
         return ["Rates are those of the file: they were not tuned for each arm."]
-    notes = [f"Each arm at its own best rate, chosen on {others}."]
+    short = "" if comparison.rate_length == 1 else f", in runs of {comparison.rate_length:g} of the length"
+    notes = [f"Each arm at its own best rate, chosen on {others}{short}."]
+    taken = [arm for arm in comparison.arms if comparison.tuned_arm(arm) != arm]
+    notes += [f"{arm} has the rate of {comparison.tuned_arm(arm)}: none was tried with it." for arm in taken]
     edges = (comparison.rates[0], comparison.rates[-1])
     best = {}
-    for arm in comparison.arms:
+    for arm in (arm for arm in comparison.arms if arm not in taken):
         with suppress(Waiting):
             best[arm] = best_rate(comparison, arm, results)
     if outer := [f"{arm} ({rate:g})" for arm, rate in best.items() if rate in edges]:
@@ -320,7 +323,7 @@ def _look_notes(comparison: Comparison, shown: Sequence[Mapping[str, Any]]) -> l
             f"{counted(len(left), 'seed')} left out after looking ({', '.join(map(str, sorted(left)))}): what is "
             "shown may have been chosen."
         )
-    for name in ("primary", "margin", "measure", "rates", "trials"):
+    for name in ("primary", "margin", "measure", "rates", "rate_length", "trials"):
         now = facts_of(comparison)[name]
         if first.get(name, now) != now:
             was, it, is_ = ("were", "they", "are") if name.endswith("s") else ("was", "it", "is")
@@ -332,7 +335,7 @@ def facts_of(comparison: Comparison) -> dict[str, Any]:
     """What should stand before results are seen, as plain values."""
     primary = [[contrast.arm, contrast.baseline] for contrast in comparison.primary]
     return {"seeds": list(comparison.seeds), "primary": primary, "margin": comparison.margin,
-            "measure": comparison.measure, "rates": list(comparison.rates),
+            "measure": comparison.measure, "rates": list(comparison.rates), "rate_length": comparison.rate_length,
             "trials": 0 if comparison.search is None else comparison.search.trials}  # fmt: skip
 
 

@@ -20,8 +20,8 @@ from meristem.settings import flat, of_type
 Kind = Literal["tokens", "flops", "seconds", "parameters"]
 
 KEYS = (
-    "config", "arms", "seeds", "budget", "rates", "rate_seeds", "primary", "contrasts", "margin", "target_loss",
-    "measure", "sweep", "search", "preset",
+    "config", "arms", "seeds", "budget", "rates", "rate_seeds", "rate_length", "primary", "contrasts", "margin",
+    "target_loss", "measure", "sweep", "search", "preset",
 )  # fmt: skip
 MEASURING_SEED = 10**9  # of runs that only measure speed and FLOPs; those of a file are below it
 SPENDS_ALL = "cannot be given: a run that ends early does not spend its budget"
@@ -51,6 +51,7 @@ class Arm:
     changes: Mapping[str, Any]
     budget: Budget | None = None
     point: str = ""  # of the grid
+    rate_of: str | None = None  # the arm whose best rate it has, instead of trying rates itself
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,7 @@ class Comparison:
     budget: Budget = field(default_factory=Budget)
     rates: tuple[float, ...] = ()
     rate_seeds: tuple[int, ...] = ()
+    rate_length: float = 1.0  # of runs in which rates are tried, as a part of those that are reported
     search: Search | None = None
     margin: float | None = None
     target_loss: float | None = None
@@ -96,6 +98,11 @@ class Comparison:
         matches = filter(None, map(_reference, self.arms[arm].changes.values()))
         of = self.budget_of(arm).of
         return {self.beside(arm, match["arm"]) for match in matches} | ({of} if of is not None else set())
+
+    def tuned_arm(self, arm: str) -> str:
+        """The arm on which an arm's rate is chosen: itself, unless it has that of another one."""
+        other = self.arms[arm].rate_of
+        return arm if other is None else self.beside(arm, other)
 
     @property
     def lower_is_better(self) -> bool:
@@ -152,6 +159,7 @@ def read_comparison(
         name=path.stem, values=values, arms=arms, seeds=_seeds("seeds", data.get("seeds"), 2),
         primary=at_points([pair]), secondary=at_points(others), budget=_budget("budget", data.get("budget", {})),
         rates=_rates(data.get("rates", [])), rate_seeds=_seeds("rate_seeds", data.get("rate_seeds", []), 0),
+        rate_length=_part("rate_length", data.get("rate_length", 1.0)),
         search=read_search(data["search"], names) if data.get("search") else None,
         margin=_positive("margin", data.get("margin")), target_loss=_positive("target_loss", data.get("target_loss")),
         measure=of_type("measure", data.get("measure", "held_out_loss"), BestBy),
@@ -215,7 +223,8 @@ def _arms(tables: Any) -> dict[str, Arm]:
             raise InputError("arms", name, "must be a name of letters, digits, _, =, +, - and single spaces")
         own = _flat_arm(table)
         budget = _budget(f"arms.{name}.budget", own.pop("budget")) if "budget" in own else None
-        arms[name] = Arm(name, own, budget)
+        rate_of = own.pop("rate_of", None)
+        arms[name] = Arm(name, own, budget, rate_of=rate_of)
     return arms
 
 
@@ -238,7 +247,9 @@ def _laid_out(arms: Mapping[str, Arm], points: Sequence[Mapping[str, Any]]) -> d
         for arm in arms.values():
             for key in (key for key in point if key in arm.changes):
                 raise InputError(f"arms.{arm.name}.{key}", arm.changes[key], "is what sweep says, for all arms alike")
-            laid[_at(arm.name, name)] = Arm(_at(arm.name, name), {**point, **arm.changes}, arm.budget, name)
+            laid[_at(arm.name, name)] = replace(
+                arm, name=_at(arm.name, name), changes={**point, **arm.changes}, point=name
+            )
     return laid
 
 
@@ -285,6 +296,12 @@ def _positive(field: str, value: Any) -> float | None:
     return value
 
 
+def _part(field: str, value: Any) -> float:
+    if type(value) not in (int, float) or not 0 < value <= 1:
+        raise InputError(field, value, "must be a part of the length, above 0 and at most 1")
+    return float(value)
+
+
 def _list(field: str, value: Any) -> list[Any]:
     if not isinstance(value, list):
         raise InputError(field, value, "must be a list")
@@ -324,6 +341,8 @@ def _check(comparison: Comparison) -> None:
     if bool(comparison.rates) != bool(comparison.rate_seeds):
         expected = "must be given together with rates: rates are chosen on seeds of their own"
         raise InputError("rate_seeds", list(comparison.rate_seeds), expected)
+    if comparison.rate_length < 1 and not comparison.rates:
+        raise InputError("rate_length", comparison.rate_length, "is for rates, which are not given")
     if shared := sorted({*comparison.seeds} & {*comparison.tuning_seeds}):
         field = "rate_seeds" if comparison.search is None else "search.seeds"
         expected = f"must share no seed with seeds ({shared[0]}): what is chosen on the reported seeds looks too good"
@@ -349,6 +368,7 @@ def _check(comparison: Comparison) -> None:
                 raise InputError(
                     f"arms.{arm.name}.{key}", value, "is what the budget says; give the arm one of its own"
                 )
+        _check_rate_of(comparison, arm)
         of = comparison.budget_of(arm.name).of
         if of is not None and of not in comparison.arms:
             raise InputError(f"arms.{arm.name}.budget.of", of, f"must be one of the arms {', '.join(comparison.arms)}")
@@ -361,6 +381,20 @@ def _check(comparison: Comparison) -> None:
             for key, part in comparison.search.space if comparison.search and comparison.is_searched(arm.name) else ():
                 for value in part.ends if isinstance(part, Range) else part:
                     build_config({**values, key: value})
+
+
+def _check_rate_of(comparison: Comparison, arm: Arm) -> None:
+    """Refuse a rate that would never be chosen, and rates that would be tried with runs that are not made."""
+    if arm.rate_of is not None:
+        tuned = [other.name for other in comparison.arms.values() if other.rate_of is None and comparison.rates]
+        if not isinstance(arm.rate_of, str) or comparison.tuned_arm(arm.name) not in tuned:
+            names = ", ".join(dict.fromkeys(map(_name_of, tuned))) or "none, as there are no rates"
+            raise InputError(f"arms.{arm.name}.rate_of", arm.rate_of, f"must be an arm with rates of its own: {names}")
+    elif comparison.rates:
+        for other in comparison.references(arm.name):
+            if other in comparison.arms and (of := comparison.arms[other].rate_of) is not None:
+                expected = f"cannot be given: {arm.name} takes after it, also while rates are tried"
+                raise InputError(f"arms.{other}.rate_of", of, expected)
 
 
 def _check_reference(comparison: Comparison, arm: str, key: str, value: Any) -> None:

@@ -100,9 +100,10 @@ def tuning_keys(comparison: Comparison) -> list[RunKey]:
             for seed in comparison.search.seeds
         ]
     return [
-        RunKey(arm, seed, rate)
+        RunKey(arm.name, seed, rate)
         for seed in comparison.rate_seeds
-        for arm in comparison.arms
+        for arm in comparison.arms.values()
+        if arm.rate_of is None
         for rate in comparison.rates
     ]
 
@@ -115,7 +116,8 @@ def tuning_score(comparison: Comparison, results: Results, key: RunKey) -> float
 
 
 def best_rate(comparison: Comparison, arm: str, results: Results) -> float:
-    """The rate at which an arm was best in the mean over `rate_seeds`."""
+    """The rate at which an arm, or the one that it has its rate of, was best in the mean over `rate_seeds`."""
+    arm = comparison.tuned_arm(arm)
     by_rate = {rate: tuning_score(comparison, results, RunKey(arm, 0, rate)) for rate in comparison.rates}
     if min(by_rate.values()) == math.inf:
         raise RunError(f"{arm}: diverged at every rate of the list")
@@ -215,12 +217,14 @@ def _matched(comparison: Comparison, key: RunKey, config: Config, results: Resul
     """The configuration with the length, or the size, that its budget says."""
     kind = comparison.budget_of(key.arm).kind
     grows = comparison.may_grow(key.arm)
+    length = _length(comparison, key)
     if key.measuring == 1 and not grows:
         return _long(config, min(MEASURED, config.train.steps))
     if kind == "parameters":
-        return config if key.measuring else _sized(config, wanted(comparison, key, results))
+        sized = config if key.measuring else _sized(config, wanted(comparison, key, results))
+        return _long(sized, math.ceil(length * sized.train.steps))
     if kind == "tokens":
-        updates = _updates_of_tokens(comparison, key.arm, config)
+        updates = length * _updates_of_tokens(comparison, key.arm, config)
     elif key.measuring == 1:
         return config
     elif kind == "flops" and not grows:
@@ -234,11 +238,17 @@ def _matched(comparison: Comparison, key: RunKey, config: Config, results: Resul
     return _long(config, round(updates) if kind == "seconds" else math.ceil(round(updates, 6)))
 
 
+def _length(comparison: Comparison, key: RunKey) -> float:
+    """How long a run is, as a part of those that are reported: rates may be tried in shorter ones."""
+    return comparison.rate_length if key.seed in comparison.rate_seeds else 1.0
+
+
 def wanted(comparison: Comparison, key: RunKey, results: Results) -> float:
     """What a run may spend, of the kind of its budget."""
     budget = comparison.budget_of(key.arm)
     if budget.of is None:
-        return float(budget.amount or 0)
+        shorter = 1.0 if budget.kind == "parameters" else _length(comparison, key)
+        return shorter * float(budget.amount or 0)
     of = _followed(comparison, key, budget.of, results)
     if budget.kind == "seconds":
         pace = _known(results, _measuring(of.arm, 1))

@@ -14,19 +14,19 @@ from meristem import __version__
 from meristem.comparison.analysis import Analysis, analyse, facts_of
 from meristem.comparison.file import Comparison
 from meristem.comparison.planning import Results, Waiting, trial_settings, tuning_keys, tuning_score
-from meristem.comparison.running import LAUNCHES
+from meristem.comparison.running import NO_LINES, Lines, launched_jobs
 from meristem.comparison.tables import markdown
-from meristem.files import parsed_json, read_json, write_atomically
+from meristem.files import read_json, write_atomically
 
 RECORD = "comparison.json"
 
 
-def show(comparison: Comparison, results: Results, out: Path) -> tuple[Analysis, str]:
+def show(comparison: Comparison, results: Results, out: Path, lines: Lines = NO_LINES) -> tuple[Analysis, str]:
     """Analyse what is done, write it down, and return it with its Markdown. That it was looked at is recorded."""
     record = out / RECORD
     shown: list[dict[str, Any]] = read_json(record).get("shown", []) if record.exists() else []
     paths = {str(key.path) for key in results}
-    analysis = analyse(comparison, results, shown, _side_by_side(out, paths))
+    analysis = analyse(comparison, results, shown, _side_by_side(out, paths, lines))
     text = markdown(comparison, analysis)
     if analysis.contrasts:  # before there is a difference there is nothing to see
         shown = [*shown, {"time": time.strftime("%Y-%m-%d %H:%M:%S %z"), **facts_of(comparison)}]
@@ -57,11 +57,7 @@ def _trials(comparison: Comparison, results: Results) -> list[dict[str, Any]]:
     return found
 
 
-def _side_by_side(out: Path, paths: set[str]) -> int:
+def _side_by_side(out: Path, paths: set[str], lines: Lines) -> int:
     """The most runs that were allowed to run at a time, of those that are reported."""
-    launches, most = out / LAUNCHES, 1
-    for line in launches.read_text(encoding="utf-8", errors="replace").splitlines() if launches.exists() else ():
-        with suppress(ValueError, KeyError, TypeError):  # a line that was cut off
-            entry = parsed_json(line)
-            most = max(most, entry["jobs"]) if entry["run"] in paths else most
-    return most
+    elsewhere = {run: line.jobs for run, line in lines.items()}
+    return max((jobs for run, jobs in {**elsewhere, **launched_jobs(out)}.items() if run in paths), default=1)

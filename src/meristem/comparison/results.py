@@ -88,6 +88,17 @@ class Result:
         return asdict(self)
 
 
+@dataclass(frozen=True)
+class CarriedResult(Result):
+    """The result of a run whose folder is elsewhere: others can take after its structure, for which it has a place."""
+
+    def reference(self, what: str) -> Any:
+        if what not in ("run", "plan"):
+            return super().reference(what)
+        Path(self.folder).mkdir(parents=True, exist_ok=True)
+        return super().reference("plan")
+
+
 def lost_result(arm: str, seed: int) -> Result:
     """What stands for a run that cannot be made; it counts like one that diverged."""
     return Result(

@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,6 +21,7 @@ from pathlib import Path
 import torch
 
 from meristem.comparison.file import Comparison
+from meristem.comparison.lines import Begun, Line, add_line, written_runs
 from meristem.comparison.numbers import short
 from meristem.comparison.planning import (
     Lost,
@@ -38,7 +39,7 @@ from meristem.comparison.tables import MEASURES
 from meristem.config import Config, check_resumable, known_values
 from meristem.devices import choose_device, describe_device
 from meristem.errors import InputError, Remedy, RunError
-from meristem.files import absolute, write_atomically
+from meristem.files import absolute, parsed_json, write_atomically
 from meristem.runs.origin import first_difference
 from meristem.runs.run_folder import RunFolder
 from meristem.training.loop import check_memory
@@ -48,6 +49,8 @@ LAUNCHES = "launches.jsonl"
 PAUSE = 0.2  # seconds between two looks at the processes
 
 Say = Callable[[str], None]
+Lines = Mapping[str, Line]  # by the path of the run below the folder of the comparison
+NO_LINES: Lines = {}
 
 
 @dataclass
@@ -59,28 +62,51 @@ class Running:
     log: Path
     begun: float
     gpu: str | None = None  # as CUDA_VISIBLE_DEVICES names it, where it was given one
+    jobs: int = 1  # so many were allowed side by side
 
 
-def finished_runs(comparison: Comparison, out: Path) -> dict[RunKey, Result]:
-    """The results of all runs that are done; one that was trained otherwise than the file says now is refused."""
+@dataclass(frozen=True)
+class Slowest:
+    """The most seconds that runs took for an update, and besides, for their start and their end."""
+
+    update: float = 0.0
+    besides: float = 0.0
+
+    def with_run(self, seconds: float, result: Result) -> Slowest:
+        """With a run that has ended, after so many seconds in all."""
+        update = result.training_seconds / max(1, result.steps)
+        return Slowest(max(self.update, update), max(self.besides, seconds - result.training_seconds))
+
+    def seconds(self, updates: int) -> float:
+        """What a run of so many updates would take."""
+        return self.besides + updates * self.update
+
+
+def finished_runs(comparison: Comparison, out: Path, lines: Lines = NO_LINES) -> dict[RunKey, Result]:
+    """The results of all runs that are done, here or, by their lines, elsewhere.
+
+    One that was trained otherwise than the file says now is refused.
+    """
     results: dict[RunKey, Result] = {}
     while True:
         before = len(results)
         some_diverged = any(result.diverged for result in results.values())
         for key in known_keys(comparison, results):
-            if key in results or not (_is_begun(out, key) or some_diverged):
+            if key in results or not (_is_begun(out, key) or str(key.path) in lines or some_diverged):
                 continue
             with suppress(Waiting):
-                if (result := _ended_before(comparison, key, out, results)) is not None:
+                if (result := _ended_before(comparison, key, out, results, lines)) is not None:
                     results[key] = result
         if len(results) == before:  # one that is done may be what others take after
             return results
 
 
-def _ended_before(comparison: Comparison, key: RunKey, out: Path, results: dict[RunKey, Result]) -> Result | None:
+def _ended_before(
+    comparison: Comparison, key: RunKey, out: Path, results: dict[RunKey, Result], lines: Lines
+) -> Result | None:
     """The result of a run that is done, or can never be; None of one that is to be made."""
     try:
-        return _finished(key, out, configuration(comparison, key, results))
+        return _finished(key, out, configuration(comparison, key, results), lines.get(str(key.path)))
     except Lost:
         return lost_result(key.arm, key.seed)
 
@@ -89,59 +115,76 @@ def _is_begun(out: Path, key: RunKey) -> bool:
     return (out / key.path / "config.toml").is_file()
 
 
-def _finished(key: RunKey, out: Path, config: Config) -> Result | None:
+def _finished(key: RunKey, out: Path, config: Config, line: Line | None) -> Result | None:
     """The result of a run that has ended; one that was begun with another configuration is refused by the key."""
-    if not _is_begun(out, key):
+    if _is_begun(out, key):
+        folder = RunFolder.open(out / key.path)
+        _check_alike(Begun.at(folder.path), config)
+        if is_finished(folder) or has_diverged(folder):
+            return read_result(key.arm, key.seed, folder)
+    if line is None:
         return None
-    folder = RunFolder.open(out / key.path)
-    _check_structure(folder, config)
+    _check_alike(line.begun, config)
+    return line.result
+
+
+def _check_alike(begun: Begun, config: Config) -> None:
+    """Refuse a run that began otherwise than the file says now."""
+    _check_structure(begun, config)
     try:
-        check_resumable(folder.config, as_begun(folder, config))
+        check_resumable(begun.config, as_begun(begun.config, config))
     except InputError as error:
-        began = folder.config[error.field]
-        expected = f"{folder.path} was trained with {began!r}; remove it, or compare in another folder"
+        began = begun.config[error.field]
+        expected = f"{begun.place} was trained with {began!r}; remove it, or compare in another folder"
         raise InputError(error.field, error.value, expected, Remedy(("out=FOLDER",))) from None
-    if folder.data_digest != data_digest(config):
-        raise InputError("data.path", config.data.path, f"is not the data that {folder.path} was trained on")
-    return read_result(key.arm, key.seed, folder) if is_finished(folder) or has_diverged(folder) else None
+    if begun.data != data_digest(config):
+        raise InputError("data.path", config.data.path, f"is not the data that {begun.place} was trained on")
 
 
-def _check_structure(folder: RunFolder, config: Config) -> None:
+def _check_structure(begun: Begun, config: Config) -> None:
     """Refuse a run that began with another structure; where the file that names it lies does not matter."""
-    if (field := first_difference(starting_plan_of(config), folder.plan)) is not None:
+    if (field := first_difference(starting_plan_of(config), begun.plan)) is not None:
         named = [key for key, value in known_values(config).items() if key.endswith((".plan", ".like")) and value]
         key = named[0] if named else f"plan.{field}"
-        expected = f"{folder.path} began with another structure ({field}); remove it, or compare in another folder"
+        expected = f"{begun.place} began with another structure ({field}); remove it, or compare in another folder"
         raise InputError(key, config[key] if named else None, expected, Remedy(("out=FOLDER",)))
 
 
-def as_begun(folder: RunFolder, config: Config) -> Config:
+def as_begun(began: Config, config: Config) -> Config:
     """The configuration with the plan file that a run began with: its structure has been compared, not its place."""
-    began = folder.config.model.plan
-    if began is None or config.model.plan is None:
+    if began.model.plan is None or config.model.plan is None:
         return config
-    return replace(config, model=replace(config.model, plan=began))
+    return replace(config, model=replace(config.model, plan=began.model.plan))
 
 
-def run_comparison(comparison: Comparison, out: Path, *, jobs: int = 1, say: Say = print) -> dict[RunKey, Result]:
-    """Make all runs that are missing, `jobs` at a time, and return the results of all."""
+def run_comparison(
+    comparison: Comparison, out: Path, *, jobs: int = 1, limit: float = math.inf, lines: Lines = NO_LINES,
+    say: Say = print,
+) -> dict[RunKey, Result]:  # fmt: skip
+    """Make all runs that are missing, `jobs` at a time, and return the results of all; `lines` are of runs elsewhere.
+
+    None is begun that would end more than `limit` seconds from now, going by the slowest one that has ended.
+    """
     out = absolute("out", out)
     out.mkdir(parents=True, exist_ok=True)
-    results = finished_runs(comparison, out)
+    results = finished_runs(comparison, out, lines)
+    _catch_up(out, results)
     say(f"{counted(count_of_runs(comparison, results), 'run')} in {out}; {len(results)} done")
     timed = {*timed_arms(comparison)}
     running: list[Running] = []
-    begun, made, changed, gpus = time.monotonic(), 0, True, visible_gpus()
+    begun, made, changed, gpus, slowest = time.monotonic(), 0, True, visible_gpus(), Slowest()
     with _stoppable():
         try:
             while len(results) < (total := count_of_runs(comparison, results)):
                 before = len(results)
                 for key in _next(comparison, results, running, timed, jobs) if changed else ():
                     # One that waited for what it takes after may be done, or impossible.
-                    if (known := _ended_before(comparison, key, out, results)) is not None:
+                    if (known := _ended_before(comparison, key, out, results, lines)) is not None:
                         results[key] = known
                         continue
                     config = configuration(comparison, key, results)
+                    if time.monotonic() - begun + slowest.seconds(config.train.steps) > limit:
+                        continue
                     side_by_side = 1 if _is_timed(key, timed) else jobs
                     check_room(key, config, side_by_side, gpus)
                     gpu = free_gpu(config.train.device, gpus, [run.gpu for run in running])
@@ -149,17 +192,45 @@ def run_comparison(comparison: Comparison, out: Path, *, jobs: int = 1, say: Say
                 for run in [run for run in running if run.process.poll() is not None]:
                     running.remove(run)
                     results[run.key] = _ended(run, out)
+                    add_line(out, run.key.path, Begun.at(out / run.key.path), results[run.key], run.jobs)
                     made += 1
+                    slowest = slowest.with_run(time.monotonic() - run.begun, results[run.key])
                     total = count_of_runs(comparison, results)
                     left = (time.monotonic() - begun) / made * (total - len(results))
                     say(_progress(comparison, run, results, total, left))
                 changed = len(results) > before
+                if not changed and not running:
+                    missing = counted(total - len(results), "run")
+                    say(f"no time is left for {missing}; the same command goes on from there")
+                    break
                 if not changed:
                     time.sleep(PAUSE)
         except BaseException:
             _stop(running, say)
+            for run in running:  # one may have come to its end
+                with suppress(RunError):
+                    add_line(out, run.key.path, Begun.at(out / run.key.path), _ended(run, out), run.jobs)
             raise
     return results
+
+
+def _catch_up(out: Path, results: Mapping[RunKey, Result]) -> None:
+    """Write down runs that are done here, of which there is no line yet: their end was not seen."""
+    written, jobs = written_runs(out), launched_jobs(out)
+    for key, result in results.items():
+        if _is_begun(out, key) and str(key.path) not in written:
+            add_line(out, key.path, Begun.at(out / key.path), result, jobs.get(str(key.path), 1))
+
+
+def launched_jobs(out: Path) -> dict[str, int]:
+    """How many runs were allowed side by side with each, at the most, by the paths of all that were begun here."""
+    jobs: dict[str, int] = {}
+    launches = out / LAUNCHES
+    for line in launches.read_text(encoding="utf-8", errors="replace").splitlines() if launches.exists() else ():
+        with suppress(ValueError, KeyError, TypeError):  # a line that was cut off
+            entry = parsed_json(line)
+            jobs[entry["run"]] = max(jobs.get(entry["run"], 1), entry["jobs"])
+    return jobs
 
 
 def _progress(
@@ -247,7 +318,7 @@ def _launched(key: RunKey, config: Config, out: Path, share: Share, say: Say) ->
         path.parent.mkdir(parents=True, exist_ok=True)
     if _is_begun(out, key):
         say(f"going on with {key}")
-        config = as_begun(RunFolder.open(folder), config)
+        config = as_begun(RunFolder.open(folder).config, config)
     write_atomically(file, config.to_toml())
     threads = max(1, _cores() // share.side_by_side)
     # Threads that wait without spinning: on a busy machine the default is ten times slower.
@@ -262,7 +333,7 @@ def _launched(key: RunKey, config: Config, out: Path, share: Share, say: Say) ->
         line = {"run": str(key.path), "jobs": share.side_by_side, "threads": threads, "gpu": share.gpu,
                 "time": time.time()}  # fmt: skip
         launches.write(json.dumps(line) + "\n")
-    return Running(key, process, log, time.monotonic(), share.gpu)
+    return Running(key, process, log, time.monotonic(), share.gpu, share.side_by_side)
 
 
 def _cores() -> int:

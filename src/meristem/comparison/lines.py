@@ -1,0 +1,104 @@
+"""Finished runs as lines of a file, some kB each: with these a comparison goes on where the folders of runs are not.
+
+A line has the result of a run and what it began with, so that it is checked like a folder. `compare` writes one for
+every run that has ended, and reads those of other machines from the files that it is given.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from meristem.comparison.results import CarriedResult, Result
+from meristem.config import Config, build_config, flatten
+from meristem.errors import RunError
+from meristem.files import errors_of, parsed_json, read_bytes
+from meristem.plan import Plan
+from meristem.runs.run_folder import RunFolder
+
+LINES = "lines.jsonl"
+
+
+@dataclass(frozen=True)
+class Begun:
+    """What a run began with, and where that is written."""
+
+    place: Path
+    config: Config
+    plan: Plan
+    data: Any  # the digest
+
+    @classmethod
+    def at(cls, path: Path) -> Begun:
+        """What the run in a folder began with."""
+        folder = RunFolder.open(path)
+        return cls(path, folder.config, folder.plan, folder.data_digest)
+
+
+@dataclass(frozen=True)
+class Line:
+    """A run that has ended: what it began with, its result, and how many runs there were side by side at most."""
+
+    begun: Begun
+    result: Result
+    jobs: int
+
+
+def read_lines(paths: Sequence[Path], out: Path) -> dict[str, Line]:
+    """The lines of files, by the paths of their runs below the folder `out` of the comparison.
+
+    What is no JSON, such as a line that was cut off, is passed over. A run may be there twice if both say the same.
+    """
+    found: dict[str, Line] = {}
+    results: dict[str, Any] = {}
+    for file, number, entry in ((path, *numbered) for path in paths for numbered in _entries(path)):
+        try:
+            run = entry["run"]
+            found[run] = _line(file, out, entry)
+        except (KeyError, TypeError, ValueError) as error:
+            raise RunError(f"{file}:{number}: is no line of a finished run ({error!r})") from error
+        if results.setdefault(run, entry["result"]) != entry["result"]:
+            raise RunError(f"{file}:{number}: has another result of {run} than a line before it; remove one of them")
+    return found
+
+
+def written_runs(out: Path) -> set[str]:
+    """The runs of which there are lines in the folder of a comparison."""
+    path = out / LINES
+    entries = (entry for _, entry in _entries(path)) if path.is_file() else ()
+    return {str(entry["run"]) for entry in entries if isinstance(entry, dict) and "run" in entry}
+
+
+def _entries(path: Path) -> Iterator[tuple[int, Any]]:
+    """The JSON values of a file, with the numbers of their lines."""
+    for number, text in enumerate(read_bytes(path).decode("utf-8", errors="replace").split("\n"), start=1):
+        with suppress(ValueError):
+            yield number, parsed_json(text)
+
+
+def add_line(out: Path, run: Path, begun: Begun, result: Result, jobs: int) -> None:
+    """Write down a run that has ended."""
+    entry = {
+        "run": str(run), "jobs": jobs, "data": begun.data, "config": flatten(begun.config),
+        "plan": begun.plan.to_dict(), "result": result.to_dict(),
+    }  # fmt: skip
+    path = out / LINES
+    with errors_of(path), path.open("ab+") as file:
+        if file.tell():
+            file.seek(-1, 2)
+            if file.read() != b"\n":  # the last one was cut off
+                file.write(b"\n")
+        file.write(json.dumps(entry).encode() + b"\n")
+
+
+def _line(path: Path, out: Path, entry: dict[str, Any]) -> Line:
+    """What a line says; of the folder that its run had, the place for files that others take after."""
+    begun = Begun(path, build_config(entry["config"]), Plan.from_dict(entry["plan"]), entry["data"])
+    values = {**entry["result"], "folder": str(out / "taken-after" / entry["run"])}
+    for name in ("births", "loss", "held_out", "seconds"):
+        values[name] = [tuple(point) for point in values[name]]
+    return Line(begun, CarriedResult(**values), entry["jobs"])
