@@ -93,12 +93,14 @@ def our_rate(plan: Plan, device: torch.device, *, prompt: int, tokens: int) -> t
     return rate, None if most is None else rate / most
 
 
-def model_rate(model: Decoder, device: torch.device, *, prompt: int, tokens: int, calls: int = 1) -> float:
-    """Tokens per second with which a model goes on with one random prompt: the fastest call, the first one apart."""
-    ids = torch.randint(model.plan.vocabulary, (1, prompt), generator=torch.Generator().manual_seed(0))
+def model_rate(
+    model: Decoder, device: torch.device, *, prompt: int, tokens: int, calls: int = 1, batch: int = 1
+) -> float:
+    """Tokens per second with which a model goes on with random prompts: the fastest call, the first one apart."""
+    ids = torch.randint(model.plan.vocabulary, (batch, prompt), generator=torch.Generator().manual_seed(0))
     arm = _our_arm(model, device, ids, tokens)
     _seconds(arm, device)
-    return tokens / min(_seconds(arm, device) for _ in range(calls))
+    return batch * tokens / min(_seconds(arm, device) for _ in range(calls))
 
 
 def _rate(

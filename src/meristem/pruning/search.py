@@ -97,6 +97,7 @@ class Search:
     step: int  # that events are of
     device: torch.device
     report: Report = lambda what, done, total: None
+    timed: bool = True  # whether to see how fast the model writes, every few heads
     points: list[Point] = field(default_factory=list)
     changes: list[Change] = field(default_factory=list)
 
@@ -334,9 +335,9 @@ class Search:
         return slice(first * dim, (first + len(group.heads)) * dim)
 
     def _speed(self) -> float | None:
-        """Tokens per second of a single text; None of a classifier, and of a context too short to write in."""
+        """Tokens per second of a single text; None if not asked for, of a classifier, and of a context of one token."""
         context = self.model.plan.context
-        if not isinstance(self.model, Decoder) or context < 2:
+        if not self.timed or not isinstance(self.model, Decoder) or context < 2:
             return None
         prompt = min(WRITTEN, context // 2)
         tokens = min(WRITTEN, context - prompt)
