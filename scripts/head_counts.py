@@ -79,8 +79,17 @@ NEW = {
     "teacher-5, width 48": KnownTask("teacher", 5, width=48),
     "teacher-4, strengths 1 .7 .4 .2": KnownTask("teacher", 4, strengths=(1.0, 0.7, 0.4, 0.2)),
 }
-ALL = {**TEST, **NEW}
-LISTS = {"plain": PLAIN, "tuning": TUNING, "test": TEST, "second-test": {**ISSUE, **NEW}, "all": ALL}
+NEWER = {
+    "noise, mean 4": KnownTask("noise", 1, mean=4.0),
+    "teacher-3, mean 4": KnownTask("teacher", 3, mean=4.0),
+    "teacher-8, mean 2": KnownTask("teacher", 8, mean=2.0),
+    "teacher-5, mean 3, width 48": KnownTask("teacher", 5, mean=3.0, width=48),
+}
+ALL = {**TEST, **NEW, **NEWER}
+LISTS = {
+    "plain": PLAIN, "tuning": TUNING, "test": TEST, "second-test": {**ISSUE, **NEW}, "third-test": {**NEWER, **ISSUE},
+    "all": ALL,
+}  # fmt: skip
 POLICIES: dict[str, Incrt | Published] = {
     "demand": Incrt(),  # a feed in 5 updates
     **{f"demand-{every}": Incrt(feed_every=every, decide_every=10 * every) for every in (10, 20, 25, 40)},

@@ -201,16 +201,16 @@ def test_the_first_birth_comes_when_it_is_said_to(
 def test_predicted_heads_are_born_at_once_and_others_have_to_ask_for_more_and_more() -> None:
     policy = Incrt(share=0.03)
     state = policy.calibrated(begun(policy, 4), [STRONG] * 4)
-    falling = DemandReading(9.0, 0.2, SEEN)  # of 1.0
+    falling = DemandReading(9.0, 0.4, SEEN)  # of 1.0
     decision = policy.judge(state, 50, [falling] * 4, 1.0, missing=[3, 1, 0, None])
     assert decision.layers == (0, 1)
-    assert [reading.threshold for reading in decision.relative] == pytest.approx([0.03, 0.03, 0.12, 0.03])
+    assert [reading.threshold for reading in decision.relative] == pytest.approx([0.03, 0.03, 0.3, 0.03])
     assert "the run has just begun" in decision.rules[2]
     for done in (1000, 1050, 1100):
         decision = policy.judge(state, done, [falling] * 4, 1.0, missing=[0, -1, -2, None])
         state = decision.state
-    assert decision.layers == (0, 3)  # 0.2 is above 0.12, not above 0.48
-    assert [reading.threshold for reading in decision.relative] == pytest.approx([0.12, 0.48, 1.0, 0.03])
+    assert decision.layers == (0, 3)  # 0.4 is above 0.3, and the next one is 1
+    assert [reading.threshold for reading in decision.relative] == pytest.approx([0.3, 1.0, 1.0, 0.03])
     unsure = policy.judge(state, 2000, [UNSURE] * 4, 1.0, missing=[3] * 4)
     assert unsure.layers == ()
 

@@ -36,7 +36,7 @@ from meristem.plan import Plan
 from meristem.records import finite
 
 ENOUGH_ROWS = 128  # held back at least, as fewer could not show a demand to be certain
-BEYOND = 4.0  # by which the threshold rises with each head beyond the number that was predicted
+BEYOND = 10.0  # by which the threshold rises with each head beyond the number that was predicted
 
 
 @dataclass(frozen=True)
