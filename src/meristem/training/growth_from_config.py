@@ -139,7 +139,7 @@ def _structure(source: Path) -> tuple[Plan, list[list[float]] | None]:
     if source.is_file():
         return Plan.load(source), None
     folder = RunFolder.open(source)
-    if folder.newest_step < folder.config.train.steps:
+    if (folder.newest_state or {}).get("left", folder.config.train.steps - folder.newest_step) > 0:
         raise RunError(f"{source}: has not ended yet (step {folder.newest_step}); `like` takes finished runs")
     plan, steps = folder.newest_plan, folder.config.train.steps  # of the last structure, whatever came before
     decisions = sound_loop_growth(growth_events(folder.read(folder.events), steps), plan)
