@@ -233,6 +233,7 @@ class Trainer:
         self.saver = Saver(folder.checkpoints, config.checkpoint.keep)
         self.saver.best = self.progress.best.step if config.checkpoint.keep_best else None
         self.tokens = self.targets = torch.empty(0)  # of the last update, (micro-batches, b, ...)
+        self.loss = torch.empty(0)  # of the last update, over all processes
 
     def restore(self, checkpoint: Checkpoint, step_flops: int) -> None:
         """Take up what a checkpoint holds; one that does not fit is an error that names it."""
@@ -331,6 +332,7 @@ class Trainer:
         loss = self.gradients(self.tokens, self.targets)
         shared = torch.stack((loss, torch.full_like(loss, float(asked_to_stop))))
         loss, asked = mean_over_ranks(shared).unbind()  # all processes decide from the same numbers
+        self.loss = loss
         norm, skipped = guarded_update(self.optimizer, self.length.rate(step), loss, self.config.optimizer.clip)
         if self.config.train.average:
             update_average(self.optimizer, self.config.train.average, skipped)
@@ -393,7 +395,7 @@ class Trainer:
         step = self.progress.step
         with autocast(self.peers.device):
             tokens, targets = self.tokens.flatten(0, 1), self.targets.flatten(0, 1)
-            growth = self.grower.step(tokens, targets, self.fresh, self.held_back)
+            growth = self.grower.step(tokens, targets, self.fresh, self.held_back, self.loss)
         stopping = False
         if growth.changed or growth.events:
             self.spent.lap("growth")
