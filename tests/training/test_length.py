@@ -94,5 +94,12 @@ def test_flops_that_no_run_can_have_are_refused(data: Path, tmp_path: Path) -> N
     for flops in (0.0, math.inf, math.nan):
         with pytest.raises(InputError, match=r"train.flops = .*: must be above 0, and finite"):
             tiny_config(data, train__flops=flops)
-    with pytest.raises(InputError, match=r"cannot be given with train.branch_from"):
-        tiny_config(data, train__flops=1e9, train__branch_from="run@4", optimizer__curve="wsd")
+
+
+def test_what_is_as_long_as_its_flops_allow_for_has_no_branches(
+    data: Path, whole: RunFolder, stacked: RunFolder, tmp_path: Path
+) -> None:
+    for trunk, flops in ((whole, 1e9), (stacked, None)):
+        branch = {"train__branch_from": f"{trunk.path}@4", "optimizer__curve": "wsd", "train__flops": flops}
+        with pytest.raises(InputError, match=r"train.flops = .*: cannot be given with train.branch_from"):
+            train(tiny_config(data, **branch), tmp_path / "branch")

@@ -77,9 +77,6 @@ class Config:
         if self.growth.steps is not None and self.growth.steps < 1:
             raise InputError("growth.steps", self.growth.steps, "must be at least 1")
         self.growth.check(self.clock)
-        if self.growth.has("depth") and self.train.flops is None:
-            expected = "must be given for depth of growth.policies: a deeper model has to pay with fewer updates"
-            raise InputError("train.flops", None, expected)
         self._check_branch()
         for name in (key for key in known_values(self) if key.endswith("seed") and key in _known_keys()):
             if not 0 <= self[name] < 2**63:

@@ -103,9 +103,6 @@ class TrainConfig:
     def __post_init__(self) -> None:
         if self.flops is not None and not 0 < self.flops < math.inf:
             raise InputError("train.flops", self.flops, "must be above 0, and finite")
-        if self.flops is not None and self.branch_from is not None:
-            expected = "cannot be given with train.branch_from: a branch has train.steps"
-            raise InputError("train.flops", self.flops, expected)
         if not 0 <= self.average < 1:
             expected = "must be below 1, and 0 or above: 0.999 is an average over about the last 1000 updates"
             raise InputError("train.average", self.average, expected)

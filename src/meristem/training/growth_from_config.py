@@ -29,6 +29,9 @@ ENTROPIES = ("sgt", "observe")  # policies that measure them
 def starting_plan(config: Config, plan: Plan) -> Plan:
     """The plan a run begins with: room for what will grow, and what is there from the start."""
     growth = config.growth
+    if growth.has("depth") and config.train.flops is None:
+        expected = "must be given, as depth of growth.policies decides what FLOPs are best spent on"
+        raise InputError("train.flops", None, expected)
     for name in (name for name in ENTROPIES if growth.has(name) and plan.context < 2):
         expected = f"must be at least 2: one token has no entropy, which {name} of growth.policies needs"
         raise InputError("model.context", plan.context, expected)
