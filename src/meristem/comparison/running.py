@@ -41,6 +41,7 @@ from meristem.errors import InputError, Remedy, RunError
 from meristem.files import absolute, write_atomically
 from meristem.runs.origin import first_difference
 from meristem.runs.run_folder import RunFolder
+from meristem.training.length import as_found
 from meristem.training.loop import check_memory
 from meristem.wording import counted, describe_time
 
@@ -116,7 +117,11 @@ def _check_structure(folder: RunFolder, config: Config) -> None:
 
 
 def as_begun(folder: RunFolder, config: Config) -> Config:
-    """The configuration with the plan file that a run began with: its structure has been compared, not its place."""
+    """The configuration with the plan file that a run began with: its structure has been compared, not its place.
+
+    Likewise with the updates that it found out its FLOPs to suffice for.
+    """
+    config = as_found(config, folder.config)
     began = folder.config.model.plan
     if began is None or config.model.plan is None:
         return config

@@ -58,3 +58,11 @@ def with_steps(config: Config, needed: int) -> Config:
     steps = int(flops // needed)
     growth = replace(config.growth, steps=steps) if config.growth.policies else config.growth
     return replace(config, train=replace(config.train, steps=steps), growth=growth)
+
+
+def as_found(config: Config, began: Config) -> Config:
+    """A run's configuration with the updates that were found out when it began, where FLOPs say how long it is."""
+    if config.train.flops is None:
+        return config
+    growth = replace(config.growth, steps=began.growth.steps)
+    return replace(config, train=replace(config.train, steps=began.train.steps), growth=growth)

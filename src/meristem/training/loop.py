@@ -62,7 +62,7 @@ from meristem.training.going_on import (
 )
 from meristem.training.gradients import Gradients
 from meristem.training.growth_from_config import make_grower, starting_plan
-from meristem.training.length import Length, with_steps
+from meristem.training.length import Length, as_found, with_steps
 from meristem.training.meter import Clock, PendingReadings, StepReading, TimeSpent
 from meristem.training.optimizer import guarded_update, make_optimizer
 from meristem.training.recorder import Progress, Recorder, due
@@ -136,9 +136,7 @@ def resume(out: str | Path, config: Config | None = None, *, from_start: bool = 
     config = folder.config if config is None else _with_absolute_paths(config)
     if config.train.branch_from is not None and config.growth.steps is None:  # it was not given, but found out
         config = replace(config, growth=replace(config.growth, steps=folder.config.growth.steps))
-    if config.train.flops is not None:
-        growth = replace(config.growth, steps=folder.config.growth.steps)
-        config = replace(config, train=replace(config.train, steps=folder.config.train.steps), growth=growth)
+    config = as_found(config, folder.config)
     check_resumable(folder.config, config)
     with processes(config.train.device) as peers, _held(folder, peers):
         say: Callable[[str], None] = logger.warning if peers.first else lambda text: None
