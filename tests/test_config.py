@@ -49,7 +49,8 @@ UNUSUAL: dict[str, Any] = {
     "model.feed_forward": 80, "model.plan": 'a "plan".json', "data.path": "C:\\data\tnaïve", "data.seed": 7,
     "model.head_dim": 24, "model.pooling": "first", "model.qk_norm": True, "model.start_from": "runs/other",
     "data.class_weights": "balanced", "eval.rows": 9,
-    "train.steps": 31, "train.batch_size": 6, "train.micro_batch": 3, "train.seed": 8, "train.device": "cuda:3",
+    "train.steps": 31, "train.flops": 1e12, "train.batch_size": 6, "train.micro_batch": 3, "train.seed": 8,
+    "train.device": "cuda:3",
     "train.compile": True, "train.attention": "math", "train.max_skipped": 4, "train.on_divergence": "rewind",
     "train.max_rewinds": 2, "train.branch_from": 'a "trunk"@at@12', "growth.steps": 50, "train.average": 0.99,
     "train.recompute": True, "train.parallel": "fsdp", "optimizer.kind": "muon", "optimizer.lr": 1e-5,
@@ -69,6 +70,7 @@ LOOPED: dict[str, Any] = {
 }  # fmt: skip
 TABLES: dict[str, dict[str, Any]] = {
     "stack": {"start_layers": 3, "layers": 6, "at": [0.3, 600.0], "order": "interleave"},
+    "depth": {"start_layers": 2, "promise": 0.1},
     "incrt": {
         **BIRTHS, "feed_every": 3, "calibration": 9, "cool_down": 90, "warm_up": 70, "certainty": 3.0, "share": 0.2,
         "steady": 0.7, "plateau": 0.3, "hits": 3, "feeds": 5, "hold_back": 0.1, "budget": "heads=9",
@@ -327,7 +329,9 @@ def test_a_key_that_did_nothing_is_passed_over_with_a_note() -> None:
     assert notes == ["growth.random_births.feed_every: of no use, as nothing is measured for births at random times"]
 
 
-@pytest.mark.parametrize("names", [("incrt", "published"), ("random_births", "incrt"), ("static_loops", "sgt")])
+@pytest.mark.parametrize(
+    "names", [("incrt", "published"), ("random_births", "incrt"), ("static_loops", "sgt"), ("stack", "depth")]
+)
 def test_policies_that_answer_the_same_question_are_refused(names: tuple[str, str]) -> None:
     first, second = names
     message = rf"growth\.policies = '{second}': cannot stand beside {first}, which answers the same question"
@@ -337,9 +341,15 @@ def test_policies_that_answer_the_same_question_are_refused(names: tuple[str, st
 
 @pytest.mark.parametrize("name", NAMED)
 def test_loops_from_the_start_beside_copies_of_blocks_are_refused(name: str) -> None:
-    for names in ((name, "stack"), ("stack", name)):
-        with pytest.raises(InputError, match=rf"growth\.policies = '{name}': cannot stand beside stack"):
-            build_config(policies(*names, **{name: NAMED[name]}))
+    for copies in ("stack", "depth"):
+        for names in ((name, copies), (copies, name)):
+            with pytest.raises(InputError, match=rf"growth\.policies = '{name}': cannot stand beside {copies}"):
+                build_config(policies(*names, **{name: NAMED[name]}))
+
+
+def test_loops_that_wait_for_the_last_copy_are_refused_where_it_may_never_come() -> None:
+    with pytest.raises(InputError, match=r"growth\.policies = 'sgt': cannot stand beside depth"):
+        build_config(policies("depth", "sgt"))
 
 
 @pytest.mark.parametrize("births", ["incrt", "published", "random_births"])

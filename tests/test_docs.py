@@ -27,7 +27,7 @@ def test_what_a_policy_of_ones_own_needs_is_where_its_page_says() -> None:
     gauges_of_it = section.partition("| gauge |")[2].partition("\n\n")[0]
     table = "".join(re.findall(r"^\| `.*?\|", gauges_of_it, re.MULTILINE))
     gauges = {name: getattr(meristem.gauges, name) for name in re.findall(r"`(\w+)\(", table)}
-    given = {"HeadTrial": {"layer": 0, "head": 0, "sequences": 1}}
+    given = {"HeadTrial": {"layer": 0, "head": 0, "sequences": 1}, "UpdateLoss": {"updates": 10}}
     assert set(gauges) == set(given) | {"Demand", "Energy", "EntropyGauge", "HeadShares", "StepTime", "TrainingLoss"}
     assert all(isinstance(gauge(**given.get(name, {})), meristem.gauges.Gauge) for name, gauge in gauges.items())
     methods = "needs|decide|begin|prepare|moved|dump|load|exchanges|remembers|feeding|observed|measured"

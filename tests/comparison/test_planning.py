@@ -136,6 +136,19 @@ def test_arms_that_grow_end_at_their_budget(tmp_path: Path, data: Path) -> None:
     assert all(abs(off) < 0.03 for row in analyse(found, known).arms for off in row.off_budget)
 
 
+def test_an_arm_that_finds_its_depth_is_given_its_flops_and_not_measured(tmp_path: Path, data: Path) -> None:
+    budget = 30.5 * step_flops(48, 1)
+    arms = {"depth": {"model.schedule": "uniform", "growth.policies": ["depth"]}, "all": {"model.schedule": "uniform"}}
+    found = comparison(tmp_path, data, arms=arms, primary=["depth", "all"], budget={"kind": "flops", "flops": budget})
+    assert measuring_keys(found, {}) == []
+    assert configuration(found, RunKey("depth", 0), {}).train.flops == budget
+    known = trained(found, tmp_path / "out")
+    assert {known[RunKey("depth", seed)].steps for seed in found.seeds} == {30}
+    assert {known[RunKey("all", seed)].steps for seed in found.seeds} == {-(-budget // step_flops(48, 2))}
+    with pytest.raises(InputError, match=r"arms\.depth\.budget\.kind = 'tokens': must be flops"):
+        comparison(tmp_path, data, arms=arms, primary=["depth", "all"])
+
+
 def test_an_arm_that_diverges_while_it_is_measured_is_named(tmp_path: Path, data: Path) -> None:
     found = comparison(
         tmp_path, data, arms=grown_arms(), primary=["sgt", "plain"], budget={"kind": "flops", "flops": 4e8}

@@ -214,6 +214,8 @@ def small_settings(config: Config) -> dict[str, Any]:
     }  # fmt: skip
     if config.train.micro_batch is not None:
         small["train.micro_batch"] = 1
+    if config.train.flops is not None:
+        small["train.flops"] = 1e9
     if config.train.branch_from is not None:
         trunk, _, step = config.train.branch_from.partition("@")
         small["train.branch_from"] = f"{trunk}@{_sooner(int(step))}"

@@ -17,6 +17,7 @@ from meristem.growth.descriptions import describe_structure
 from meristem.plan import Loop, Plan
 from meristem.training.display import Lines, Live, make_display, step_line
 from meristem.training.distributed import processes
+from meristem.training.length import Length
 from meristem.training.recorder import Progress, Recorder
 from meristem.training.tasks import make_task
 from training.helpers import trained
@@ -107,7 +108,7 @@ def test_loops_stay_in_sight_beside_what_is_measured(capsys: pytest.CaptureFixtu
     with Lines(plan, 3) as display:
         display.status(demand)
         display.update({"step": 1, "loss": 2.0})
-        display.restructured(looped)
+        display.restructured(looped, 3)
         display.update({"step": 3, "loss": 2.0})
         display.status("")
         display.update({"step": 3, "loss": 2.0})
@@ -146,7 +147,9 @@ def test_a_gate_that_training_has_opened_above_a_full_pass_is_warned_of_once(
     with (
         processes("cpu") as peers,
         make_display(run.plan, 2, speaks=True, lost=lambda: None) as display,
-        Recorder(run, run.config, task, run.plan, peers, display, Progress()) as record,
+        Recorder(
+            run, run.config, task, run.plan, peers, display, Progress(), Length(run.config, task, run.plan)
+        ) as record,
     ):
         loop = {"layer": 1, "heads": [0], "passes": 1, "update": [0.1]}
         for gates in ([[1.04]], [[1.2]], [[1.3]]):

@@ -568,7 +568,7 @@ def test_loops_in_a_few_characters() -> None:
 def test_lines_show_the_loops_once_they_are_there(capsys: pytest.CaptureFixture[str]) -> None:
     with Lines(Plan.uniform(layers=6, width=768, heads=12), 3) as display:
         display.update({"step": 1, "loss": 2.0})
-        display.restructured(LOOPED)
+        display.restructured(LOOPED, 3)
         display.update({"step": 3, "loss": 2.0})
     _, first, last = capsys.readouterr().out.splitlines()
     assert first == "step 1/3  loss 2.0000"
@@ -579,7 +579,7 @@ def test_lines_show_the_loops_once_they_are_there(capsys: pytest.CaptureFixture[
 def test_the_live_display_shows_the_loops_beside_the_numbers_or_below_them(width: int, beside: bool) -> None:
     console = Console(width=width, force_terminal=True, file=io.StringIO(), _environ={})
     with Live(Plan.uniform(layers=6, width=768, heads=12), 2000, console) as display:
-        display.restructured(LOOPED)
+        display.restructured(LOOPED, 2000)
         display.update({"step": 100, "loss": 2.0, "left": 100.0})
     assert isinstance(console.file, io.StringIO)
     rows = [row.rstrip() for row in re.split(r"[\r\n]+", ESCAPES.sub("", console.file.getvalue()).rstrip())]

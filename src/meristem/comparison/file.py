@@ -110,8 +110,14 @@ class Comparison:
 
     def may_grow(self, arm: str) -> bool:
         """Whether the structure of an arm may change while it trains."""
-        policies = self.arms[arm].changes.get("growth.policies", self.values.get("growth.policies", ()))
-        return any(name not in ("static_loops", "block_loop", "observe") for name in policies)
+        return any(name not in ("static_loops", "block_loop", "observe") for name in self._policies(arm))
+
+    def spends_flops(self, arm: str) -> bool:
+        """Whether an arm decides itself, by its FLOPs, in how many updates it spends them."""
+        return "depth" in self._policies(arm)
+
+    def _policies(self, arm: str) -> Any:
+        return self.arms[arm].changes.get("growth.policies", self.values.get("growth.policies", ()))
 
     def is_searched(self, arm: str) -> bool:
         """Whether an arm is reported with the best settings of a search."""
@@ -351,6 +357,8 @@ def _check(comparison: Comparison) -> None:
         raise InputError("train.branch_from", trunk, "cannot be given: the runs of a comparison begin by themselves")
     if patience := comparison.values.get("eval.patience"):
         raise InputError("eval.patience", patience, SPENDS_ALL)
+    if flops := comparison.values.get("train.flops"):
+        raise InputError("train.flops", flops, "is what the budget says")
     folders: dict[str, str] = {}
     for name in comparison.arms:
         other = folders.setdefault(folder_name(name), name)
@@ -364,11 +372,14 @@ def _check(comparison: Comparison) -> None:
                 raise InputError(f"arms.{arm.name}.{key}", value, f"is what {instead} says, for all arms alike")
             if key == "eval.patience":
                 raise InputError(f"arms.{arm.name}.{key}", value, SPENDS_ALL)
-            if key == "train.steps":
+            if key in ("train.steps", "train.flops"):
                 raise InputError(
                     f"arms.{arm.name}.{key}", value, "is what the budget says; give the arm one of its own"
                 )
         _check_rate_of(comparison, arm)
+        if comparison.spends_flops(arm.name) and (kind := comparison.budget_of(arm.name).kind) != "flops":
+            expected = "must be flops, named or of another arm, as depth decides what these are best spent on"
+            raise InputError(f"arms.{arm.name}.budget.kind", kind, expected)
         of = comparison.budget_of(arm.name).of
         if of is not None and of not in comparison.arms:
             raise InputError(f"arms.{arm.name}.budget.of", of, f"must be one of the arms {', '.join(comparison.arms)}")

@@ -80,7 +80,8 @@ def timed_arms(comparison: Comparison) -> list[str]:
 
 def measuring_keys(comparison: Comparison, results: Results) -> list[RunKey]:
     """The runs, known by now, by which lengths are found: of arms matched in seconds, and in FLOPs if they grow."""
-    grown = [a for a in comparison.arms if comparison.budget_of(a).kind == "flops" and comparison.may_grow(a)]
+    matched = [a for a in comparison.arms if comparison.budget_of(a).kind == "flops"]
+    grown = [a for a in matched if comparison.may_grow(a) and not comparison.spends_flops(a)]
     keys = []
     for arm in dict.fromkeys([*timed_arms(comparison), *grown]):
         for number in range(1, ROUNDS + 1):
@@ -215,6 +216,8 @@ def _followed(comparison: Comparison, key: RunKey, other: str, results: Results)
 
 def _matched(comparison: Comparison, key: RunKey, config: Config, results: Results) -> Config:
     """The configuration with the length, or the size, that its budget says."""
+    if comparison.spends_flops(key.arm):
+        return replace(config, train=replace(config.train, flops=wanted(comparison, key, results)))
     kind = comparison.budget_of(key.arm).kind
     grows = comparison.may_grow(key.arm)
     length = _length(comparison, key)

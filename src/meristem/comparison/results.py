@@ -118,8 +118,9 @@ def other_layers(layers: list[int], count: int, seed: int) -> list[int]:
 
 def is_finished(folder: RunFolder) -> bool:
     """Whether a run has come to its end."""
-    steps = folder.config.train.steps
-    return any(entry.get("event") == "finished" and entry["step"] == steps for entry in folder.read(folder.events))
+    train = folder.config.train
+    ends = [entry["step"] for entry in folder.read(folder.events) if entry.get("event") == "finished"]
+    return bool(ends) and (train.flops is not None or train.steps in ends)
 
 
 def has_diverged(folder: RunFolder) -> bool:
@@ -136,7 +137,8 @@ def read_result(arm: str, seed: int, folder: RunFolder) -> Result:
     steps = [entry for entry in entries if entry.get("loss") is not None]
     measured = [entry for entry in entries if entry.get("held_out_loss") is not None]
     diverged = has_diverged(folder)
-    if not diverged and (not steps or not measured or measured[-1]["step"] != config.train.steps):
+    end = steps[-1]["step"] if steps and config.train.flops is not None else config.train.steps
+    if not diverged and (not steps or not measured or measured[-1]["step"] != end):
         raise RunError(f"{folder.path}: has no held-out loss of its end, so there is nothing to compare it by")
     state = folder.newest_state or {}
     plan = folder.newest_plan

@@ -42,6 +42,7 @@ from meristem.errors import InputError, Remedy, RunError
 from meristem.files import absolute, parsed_json, write_atomically
 from meristem.runs.origin import first_difference
 from meristem.runs.run_folder import RunFolder
+from meristem.training.length import as_found
 from meristem.training.loop import check_memory
 from meristem.wording import counted, describe_time
 
@@ -151,7 +152,11 @@ def _check_structure(begun: Begun, config: Config) -> None:
 
 
 def as_begun(began: Config, config: Config) -> Config:
-    """The configuration with the plan file that a run began with: its structure has been compared, not its place."""
+    """The configuration with the plan file that a run began with: its structure has been compared, not its place.
+
+    Likewise with the updates that it found out its FLOPs to suffice for.
+    """
+    config = as_found(config, began)
     if began.model.plan is None or config.model.plan is None:
         return config
     return replace(config, model=replace(config.model, plan=began.model.plan))

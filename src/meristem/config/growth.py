@@ -23,7 +23,9 @@ from meristem.growth.policy import ENDLESS
 from meristem.settings import from_text, is_list, of_type
 
 LENGTH = "total_steps"  # the field of a policy that is told how long the run is
-# Policies that answer the same question: what is run again, and when heads are born. A run has one of each at most.
+# Policies that answer the same question: how deep the model is, what is run again, and when heads are born. A run has
+# one of each at most.
+DEPTHS = ("stack", "depth")
 LOOPS = ("sgt", "static_loops", "block_loop")
 HEADS = ("incrt", "published", "random_births")
 
@@ -47,7 +49,7 @@ class GrowthConfig:
             if is_foreign(name) and table_name(name) in POLICIES:
                 expected = f"must be a class with another name: [{table_key(name)}] is the table of Meristem's own"
                 raise InputError("growth.policies", name, expected)
-        for family in (LOOPS, HEADS):
+        for family in (DEPTHS, LOOPS, HEADS):
             alternatives = [name for name in self.policies if name in family]
             if len(alternatives) > 1:
                 expected = f"cannot stand beside {alternatives[0]}, which answers the same question: name one of them"
@@ -59,9 +61,12 @@ class GrowthConfig:
     def _check_loops_from_the_start(self) -> None:
         """Refuse loops that would not follow copies of blocks, or whose heads would not be there at the start."""
         static = [name for name in self.policies if name in POLICIES and POLICIES[name].static]
-        if static and self.has("stack"):
-            expected = "cannot stand beside stack: loops from the start on would not follow copies of blocks"
+        for name in (name for name in DEPTHS if static and self.has(name)):
+            expected = f"cannot stand beside {name}: loops from the start on would not follow copies of blocks"
             raise InputError("growth.policies", static[0], expected)
+        if self.has("depth") and self.has("sgt"):
+            expected = "cannot stand beside depth: its loops wait for the last copy of a block, which may never come"
+            raise InputError("growth.policies", "sgt", expected)
         behind = self.policies[self.policies.index("static_loops") :] if self.has("static_loops") else ()
         for name in (name for name in behind if name in HEADS):
             if start := self.settings(name)["start_heads"]:

@@ -106,9 +106,10 @@ class Config:
     def clock(self) -> int:
         """The updates that growth takes for the whole run: a branch goes on by the clock of its trunk.
 
-        Of a branch that is only described yet they are not known.
+        Of a branch, or a run of so many FLOPs, that is only described yet they are not known.
         """
-        return self.growth.steps or (self.train.steps if self.train.branch_from is None else ENDLESS)
+        known = self.train.branch_from is None and self.train.flops is None
+        return self.growth.steps or (self.train.steps if known else ENDLESS)
 
     def policy(self, name: str) -> Any:
         """One of the run's policies that come with Meristem; None if it is not among them."""

@@ -85,6 +85,7 @@ class TrainConfig:
     """Length and batch of the run, and where it runs."""
 
     steps: int = 1000
+    flops: float | None = None  # what the run may spend, instead of steps: these are then found out
     batch_size: int = 32  # sequences per update, over all processes
     micro_batch: int | None = None  # sequences per forward pass and process; all at once if not given
     seed: int = 0  # initial weights
@@ -100,6 +101,8 @@ class TrainConfig:
     average: float = 0.0  # memory of an average of the weights, such as 0.999; 0 keeps none
 
     def __post_init__(self) -> None:
+        if self.flops is not None and not 0 < self.flops < math.inf:
+            raise InputError("train.flops", self.flops, "must be above 0, and finite")
         if not 0 <= self.average < 1:
             expected = "must be below 1, and 0 or above: 0.999 is an average over about the last 1000 updates"
             raise InputError("train.average", self.average, expected)

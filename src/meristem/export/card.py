@@ -12,7 +12,7 @@ from meristem.errors import InputError, RunError
 from meristem.export.hf import CHECK_FILE, Written
 from meristem.model import Decoder
 from meristem.report.structure_figure import looped, structure_svg
-from meristem.runs.entries import sound_metrics
+from meristem.runs.entries import sound_metrics, whole_length
 from meristem.runs.origin import NO_DATA
 from meristem.runs.run_folder import LoadedRun
 from meristem.wording import counted
@@ -132,7 +132,7 @@ def _training(loaded: LoadedRun, *, average: bool) -> dict[str, str]:
     newest: dict[str, Any] = {}
     for entry in entries:
         newest |= {name: value for name, value in entry.items() if value is not None}
-    rows = {"steps": f"{loaded.step:,} of {train.steps:,}"}
+    rows = {"steps": f"{loaded.step:,} of {whole_length(entries, train.steps, train.flops):,}"}
     if average:
         rows["weights"] = f"average over the training (train.average = {train.average})"
     if isinstance(newest.get("tokens"), int):

@@ -6,7 +6,7 @@ from meristem.gauges.energy import Energy
 from meristem.gauges.entropy import EntropyGauge, fused_entropies, read_heads, row_entropies
 from meristem.gauges.gauge import Gauge, Instrument
 from meristem.gauges.redundancy import HeadShares, HeadTrial
-from meristem.gauges.training_progress import StepTime, TrainingLoss
+from meristem.gauges.training_progress import StepTime, TrainingLoss, UpdateLoss
 
 __all__ = [
     "Demand",
@@ -18,6 +18,7 @@ __all__ = [
     "Instrument",
     "StepTime",
     "TrainingLoss",
+    "UpdateLoss",
     "attention_distance",
     "fused_entropies",
     "layer_distances",

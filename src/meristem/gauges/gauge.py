@@ -6,7 +6,7 @@ ask for it. A reading is something all processes agree on: it is summed over the
 
 from __future__ import annotations
 
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import torch
 
@@ -37,6 +37,8 @@ class Instrument:
     >>> TokenCount().read(probe)
     32
     """
+
+    looks: ClassVar[bool] = True  # whether being fed it looks at the weights, which may first have to be gathered
 
     def feed(self, probe: Probe) -> None:
         """Take in what a batch shows."""

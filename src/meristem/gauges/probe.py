@@ -62,14 +62,14 @@ class Probe:
     """The batch of an update, as instruments see it: tokens (B, T), this process's share, and maybe their targets.
 
     `fresh` gives batches that the model has not been trained on yet; without it, rows that are `held_back` or else the
-    present batch stand in.
+    present batch stand in. `loss` is that of the update itself, if it is known.
     """
 
     def __init__(
         self, model: Growable, tokens: Tensor, targets: Tensor | None = None, fresh: Fresh | None = None,
-        held_back: HeldBack | None = None,
+        held_back: HeldBack | None = None, loss: Tensor | None = None,
     ) -> None:  # fmt: skip
-        self.model, self.tokens, self._targets = model, tokens, targets
+        self.model, self.tokens, self._targets, self.loss = model, tokens, targets, loss
         self.held_back = held_back
         self.fresh: Fresh = fresh or (lambda: iter([held_back.batch() if held_back else (self.tokens, self.targets)]))
         self._seen: dict[bool, Seen] = {}

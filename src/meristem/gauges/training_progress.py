@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from meristem.gauges.gauge import Instrument, gauge_place
 from meristem.gauges.probe import Probe
@@ -39,13 +40,19 @@ class TrainingLoss:
 class LossInstrument(Instrument):
     """Follows the loss on the device, which nobody waits for until it is read."""
 
+    memory = LOSS_MEMORY
+
     def __init__(self, model: Growable) -> None:
         self.sums = torch.zeros(2, **gauge_place(model))  # of the loss, and of what it was weighted with
 
+    def loss(self, probe: Probe) -> Tensor:
+        """The loss that is taken in, of this process's share."""
+        return probe.look().loss
+
     @torch.no_grad()
     def feed(self, probe: Probe) -> None:
-        loss = mean_over_ranks(probe.look().loss).to(self.sums)
-        new = torch.lerp(torch.stack((loss, torch.ones_like(loss))), self.sums, LOSS_MEMORY)
+        loss = mean_over_ranks(self.loss(probe)).to(self.sums)
+        new = torch.lerp(torch.stack((loss, torch.ones_like(loss))), self.sums, self.memory)
         # A loss that is not finite, as of an update that was skipped, would stay for good.
         self.sums = torch.where(loss.isfinite(), new, self.sums)
 
@@ -58,6 +65,40 @@ class LossInstrument(Instrument):
 
     def load(self, state: dict[str, Any]) -> None:
         self.sums = state["sums"].to(self.sums, copy=True)
+
+
+@dataclass(frozen=True)
+class UpdateLoss:
+    """The loss of the updates themselves, the mean over about as many as named, since blocks were last added.
+
+    >>> instrument = UpdateLoss(updates=10).instrument(model)
+    >>> instrument.feed(probe)
+    >>> round(instrument.read(probe), 1)
+    4.6
+    """
+
+    updates: int
+
+    def instrument(self, model: Growable) -> UpdateLossInstrument:
+        """What follows the loss of a model."""
+        return UpdateLossInstrument(model, 1 - 1 / self.updates)
+
+
+class UpdateLossInstrument(LossInstrument):
+    """Takes the loss that training has computed anyway."""
+
+    looks = False
+
+    def __init__(self, model: Growable, memory: float) -> None:
+        super().__init__(model)
+        self.memory = memory
+
+    def loss(self, probe: Probe) -> Tensor:
+        return probe.look().loss if probe.loss is None else probe.loss.detach()
+
+    def follow(self, moves: Moves, plan: Plan) -> None:
+        if None in moves.layers:
+            self.sums = torch.zeros_like(self.sums)
 
 
 @dataclass(frozen=True)

@@ -116,13 +116,14 @@ class Grower:
 
     def step(
         self, tokens: Tensor, targets: Tensor | None = None, fresh: Fresh | None = None,
-        held_back: HeldBack | None = None,
+        held_back: HeldBack | None = None, loss: Tensor | None = None,
     ) -> Growth:  # fmt: skip
         """Measure and grow, when either is due, after an update on tokens (B, T), this process's share of the batch.
 
         Targets are (B, T), or (B,) of a classifier; `Incrt` and `Prune` need them, `Sgt` does not. `fresh()` gives
         batches (tokens, targets) that are not trained on yet, for trials without a head; without it, these are made on
-        the present batch. Where training comes back to its rows nothing stays fresh: then some are `held_back`.
+        the present batch. Where training comes back to its rows nothing stays fresh: then some are `held_back`. `loss`
+        is that of the update; without it, a policy that asks for it has it computed again.
 
         >>> grower = Grower(model, optimizer, [Observe(every=2)])
         >>> [grower.step(tokens).observation is not None for _ in range(4)]
@@ -133,10 +134,11 @@ class Grower:
             raise InputError("tokens", shape, "must be (B, T), one sequence in each row")
         self.done += 1
         with ExitStack() as ending:
-            probe = Probe(self.model, tokens, targets, fresh, held_back)
+            probe = Probe(self.model, tokens, targets, fresh, held_back, loss)
             growth = _Step(self.done, lambda: ending.enter_context(self.whole()))
             for gauge in dict.fromkeys(gauge for name in self.policies for gauge in self._feeding(name)):
-                growth.look()
+                if self.instruments[gauge].looks:
+                    growth.look()
                 self.instruments[gauge].feed(probe)
             for name, policy in self.policies.items():
                 needs = policy.needs(self.states[name], self.done, self.model.plan)

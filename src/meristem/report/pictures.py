@@ -14,7 +14,7 @@ from meristem.report.loss_figure import loss_svg
 from meristem.report.run_growth import RunGrowth
 from meristem.report.structure_figure import even_distance, structure_svg
 from meristem.report.together_figure import together_svg
-from meristem.runs.entries import sound_metrics
+from meristem.runs.entries import sound_metrics, whole_length
 from meristem.runs.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -82,7 +82,8 @@ def run_text(run: str | Path) -> str:
     for entry in growth.metrics:
         newest |= {name: entry[name] for name in ("step", *MEASURED) if name in entry}
     numbers = [f"{MEASURED[name]} {newest[name]:.4f}" for name in MEASURED if newest.get(name) is not None]
-    steps = f"step {newest.get('step', 0):,} of {growth.config.train.steps:,}"
+    length = whole_length(growth.metrics, growth.config.train.steps, growth.config.train.flops)
+    steps = f"step {newest.get('step', 0):,} of {length:,}"
     train = growth.config.train
     branch = [] if train.branch_from is None else [f"branched off {train.branch_run} at step {train.branch_step:,}"]
     begin = ", ".join([f"{folder.path.resolve().name}: {steps}", *branch, *numbers])

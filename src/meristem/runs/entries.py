@@ -24,6 +24,18 @@ def sound_metrics(entries: Iterable[Entry], steps: int) -> list[Entry]:
     return [e for e in entries if _is_step(e, steps) and all(_is_number(e.get(name)) for name in names)]
 
 
+def whole_length(entries: Iterable[Entry], steps: int, flops: float | None) -> int:
+    """The updates of a run of so many `steps` at most, by its sound metrics where its FLOPs say how long it is."""
+    counted = [e for e in entries if type(e.get("flops")) is int]
+    if flops is None or len(counted) < 2:
+        return steps
+    before, last = counted[-2:]
+    updates, spent = last["step"] - before["step"], last["flops"] - before["flops"]
+    if updates < 1 or spent < 1:
+        return steps
+    return min(steps, last["step"] + max(0, int((flops - last["flops"]) * updates // spent)))
+
+
 def sound_observations(entries: Iterable[Entry], plan: Plan, steps: int, *, varying: bool = False) -> list[Entry]:
     """The lines of entropy.jsonl that have an entropy for every head, and loops that can be.
 

@@ -31,7 +31,7 @@ class Display(Protocol):
 
     def note(self, text: str) -> None: ...
 
-    def restructured(self, plan: Plan) -> None: ...
+    def restructured(self, plan: Plan, steps: int) -> None: ...
 
     def status(self, text: str) -> None: ...
 
@@ -114,7 +114,7 @@ class Growing:
     def growing(self) -> str:
         return "  ".join(filter(None, (self._loops, self._status)))
 
-    def restructured(self, plan: Plan) -> None:
+    def restructured(self, plan: Plan, steps: int) -> None:
         self._loops = describe_loops(plan)
 
     def status(self, text: str) -> None:
@@ -132,6 +132,10 @@ class Lines(Growing):
     def __enter__(self) -> Lines:
         self.note(self.structure)
         return self
+
+    def restructured(self, plan: Plan, steps: int) -> None:
+        super().restructured(plan, steps)
+        self.steps = steps
 
     def __exit__(self, *exception: Any) -> None:
         pass
@@ -179,6 +183,10 @@ class Live(Growing):
     ) -> None:
         self.progress.stop()
 
+    def restructured(self, plan: Plan, steps: int) -> None:
+        super().restructured(plan, steps)
+        self.progress.update(self.task, total=steps)
+
     def step(self, step: int) -> None:
         self.progress.update(self.task, completed=step)
 
@@ -208,7 +216,7 @@ class Silent:
     def note(self, text: str) -> None:
         pass
 
-    def restructured(self, plan: Plan) -> None:
+    def restructured(self, plan: Plan, steps: int) -> None:
         pass
 
     def status(self, text: str) -> None:
@@ -251,8 +259,8 @@ class Guarded:
     def note(self, text: str) -> None:
         self._try(lambda display: display.note(text))
 
-    def restructured(self, plan: Plan) -> None:
-        self._try(lambda display: display.restructured(plan))
+    def restructured(self, plan: Plan, steps: int) -> None:
+        self._try(lambda display: display.restructured(plan, steps))
 
     def status(self, text: str) -> None:
         self._try(lambda display: display.status(text))

@@ -85,12 +85,17 @@ def restore_logs(folder: RunFolder, checkpoint: Checkpoint | None, say: Say, *, 
     if checkpoint is not None:
         wanted.append({"step": step, "event": "checkpoint", "path": checkpoint_name(step)})
     wanted += [rewind_event(rewind) for rewind in folder.rewinds if rewind.to_step <= step]
-    if step == folder.config.train.steps or early:
+    if early or (checkpoint is not None and updates_left(checkpoint, folder.config) == 0):
         wanted.append({"step": step, "event": "finished", **finished_facts(early)})
     events = Log(folder.events)
     for event in wanted:
         if event not in told:
             events.append(event)
+
+
+def updates_left(checkpoint: Checkpoint, config: Config) -> int:
+    """How many updates of a run come after a checkpoint."""
+    return int(checkpoint.state.get("left", max(0, config.train.steps - checkpoint.step)))
 
 
 def finished_facts(early: bool) -> dict[str, bool]:

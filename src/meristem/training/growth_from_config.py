@@ -29,6 +29,9 @@ ENTROPIES = ("sgt", "observe")  # policies that measure them
 def starting_plan(config: Config, plan: Plan) -> Plan:
     """The plan a run begins with: room for what will grow, and what is there from the start."""
     growth = config.growth
+    if growth.has("depth") and config.train.flops is None:
+        expected = "must be given, as depth of growth.policies decides what FLOPs are best spent on"
+        raise InputError("train.flops", None, expected)
     for name in (name for name in ENTROPIES if growth.has(name) and plan.context < 2):
         expected = f"must be at least 2: one token has no entropy, which {name} of growth.policies needs"
         raise InputError("model.context", plan.context, expected)
@@ -139,7 +142,7 @@ def _structure(source: Path) -> tuple[Plan, list[list[float]] | None]:
     if source.is_file():
         return Plan.load(source), None
     folder = RunFolder.open(source)
-    if folder.newest_step < folder.config.train.steps:
+    if (folder.newest_state or {}).get("left", folder.config.train.steps - folder.newest_step) > 0:
         raise RunError(f"{source}: has not ended yet (step {folder.newest_step}); `like` takes finished runs")
     plan, steps = folder.newest_plan, folder.config.train.steps  # of the last structure, whatever came before
     decisions = sound_loop_growth(growth_events(folder.read(folder.events), steps), plan)

@@ -52,16 +52,24 @@ from meristem.training.averaging import averaged, update_average
 from meristem.training.branching import Trunk, begin_anew
 from meristem.training.display import make_display
 from meristem.training.distributed import Processes, processes
-from meristem.training.going_on import check_bound, finished_facts, go_back, load_agreed, restore_logs
+from meristem.training.going_on import (
+    check_bound,
+    finished_facts,
+    go_back,
+    load_agreed,
+    restore_logs,
+    updates_left,
+)
 from meristem.training.gradients import Gradients
 from meristem.training.growth_from_config import make_grower, starting_plan
+from meristem.training.length import Length, as_found, with_steps
 from meristem.training.meter import Clock, PendingReadings, StepReading, TimeSpent
-from meristem.training.optimizer import guarded_update, learning_rate, make_optimizer
+from meristem.training.optimizer import guarded_update, make_optimizer
 from meristem.training.recorder import Progress, Recorder, due
 from meristem.training.sharding import Sharded
 from meristem.training.signals import BROKEN_PIPE, StopSignals
 from meristem.training.starting import Start
-from meristem.training.tasks import Ids, initial_plan, make_task
+from meristem.training.tasks import Ids, Task, initial_plan, make_task
 from meristem.training.trackers import check_trackers
 from meristem.wording import counted
 
@@ -102,6 +110,8 @@ def train(config: Config, out: str | Path) -> Outcome:
         if trunk is not None:
             config = trunk.followed(config, data)
         plan = starting_plan(config, initial_plan(config, data))
+        if config.train.flops is not None:
+            config = with_steps(config, _task(config, plan, data, peers).step_flops(plan).causal)
         if trunk is not None:
             trunk.check_plan(plan)
         _check(config, plan, data, peers)
@@ -126,6 +136,7 @@ def resume(out: str | Path, config: Config | None = None, *, from_start: bool = 
     config = folder.config if config is None else _with_absolute_paths(config)
     if config.train.branch_from is not None and config.growth.steps is None:  # it was not given, but found out
         config = replace(config, growth=replace(config.growth, steps=folder.config.growth.steps))
+    config = as_found(config, folder.config)
     check_resumable(folder.config, config)
     with processes(config.train.device) as peers, _held(folder, peers):
         say: Callable[[str], None] = logger.warning if peers.first else lambda text: None
@@ -142,7 +153,7 @@ def resume(out: str | Path, config: Config | None = None, *, from_start: bool = 
         evaluations = _evaluations(folder, 0 if checkpoint is None else checkpoint.step)
         best = best_of(evaluations, config.eval.best_by)
         peers.wait()  # nothing is changed before all have read it
-        full = checkpoint is not None and checkpoint.step >= config.train.steps
+        full = checkpoint is not None and updates_left(checkpoint, config) == 0
         early = not full and best.exhausted(config.eval.patience)
         ended = full or early
         if peers.first:
@@ -195,8 +206,7 @@ class Trainer:
         keep_freed_memory(peers.device)
         device, plan = peers.device, folder.plan  # as at the start: a checkpoint brings its own structure
         self.folder, self.config, self.peers = folder, config, peers
-        recorded = device.type == "cuda"
-        self.task = make_task(config, plan, data, fixed=recorded or config.train.compile)
+        self.task = _task(config, plan, data, peers)
         self.model = self.task.model(plan).to(device)
         self.kernels = self.model.use_attention(device, compute_dtype(device), config.train.attention)
         self.optimizer = make_optimizer(self.model, config.optimizer)
@@ -215,11 +225,13 @@ class Trainer:
         self.gradients = Gradients(
             wrapped, device=device, compile=config.train.compile, recompute=config.train.recompute
         )
+        self.length = Length(config, self.task, self.plan, self.progress.step, self.progress.flops)
         self.readings, self.clock = PendingReadings(), Clock()
         self.spent = TimeSpent(self.progress.seconds)
         self.saver = Saver(folder.checkpoints, config.checkpoint.keep)
         self.saver.best = self.progress.best.step if config.checkpoint.keep_best else None
         self.tokens = self.targets = torch.empty(0)  # of the last update, (micro-batches, b, ...)
+        self.loss = torch.empty(0)  # of the last update, over all processes
 
     def restore(self, checkpoint: Checkpoint, step_flops: int) -> None:
         """Take up what a checkpoint holds; one that does not fit is an error that names it."""
@@ -259,13 +271,20 @@ class Trainer:
         """The present structure."""
         return self.model.plan
 
+    @property
+    def end(self) -> int:
+        """The updates of the whole run, as far as the present structure tells."""
+        return self.length.end(self.progress.step)
+
     def run(self, stop: StopSignals) -> Outcome:
         """Train to the end of the run, or to the first request to stop."""
-        steps, progress = self.config.train.steps, self.progress
+        progress = self.progress
         with (
-            make_display(self.plan, steps, speaks=self.peers.first, lost=lambda: stop.ask(BROKEN_PIPE)) as display,
+            make_display(self.plan, self.end, speaks=self.peers.first, lost=lambda: stop.ask(BROKEN_PIPE)) as display,
             self.saver,
-            Recorder(self.folder, self.config, self.task, self.plan, self.peers, display, progress) as record,
+            Recorder(
+                self.folder, self.config, self.task, self.plan, self.peers, display, progress, self.length
+            ) as record,
         ):
             stop.say = display.note
             record.event(
@@ -281,7 +300,7 @@ class Trainer:
             for text in self.warnings:
                 display.note(text)
             stopping = False
-            while progress.step < steps and not stopping:
+            while progress.step < self.end and not stopping:
                 reading = self.update(stop.asked)
                 stopping = self.settle(reading, record)
                 self.spent.lap("update")
@@ -292,7 +311,7 @@ class Trainer:
                 self.note_saved(record)
                 self.spent.lap("saving")
             refused = self.note_saved(record, wait=True)
-            ended = progress.step == steps or progress.ended_early
+            ended = progress.step == self.end or progress.ended_early
             if from_first_rank(refused and ended):  # all wait here until the last checkpoint is whole
                 raise Diverged(progress.step, progress.step)
             if ended:
@@ -311,8 +330,8 @@ class Trainer:
         loss = self.gradients(self.tokens, self.targets)
         shared = torch.stack((loss, torch.full_like(loss, float(asked_to_stop))))
         loss, asked = mean_over_ranks(shared).unbind()  # all processes decide from the same numbers
-        lr = learning_rate(step, self.config.train.steps, self.config.optimizer, self.config.train.branch_step)
-        norm, skipped = guarded_update(self.optimizer, lr, loss, self.config.optimizer.clip)
+        self.loss = loss
+        norm, skipped = guarded_update(self.optimizer, self.length.rate(step), loss, self.config.optimizer.clip)
         if self.config.train.average:
             update_average(self.optimizer, self.config.train.average, skipped)
         self.progress.step = step + 1
@@ -374,7 +393,7 @@ class Trainer:
         step = self.progress.step
         with autocast(self.peers.device):
             tokens, targets = self.tokens.flatten(0, 1), self.targets.flatten(0, 1)
-            growth = self.grower.step(tokens, targets, self.fresh, self.held_back)
+            growth = self.grower.step(tokens, targets, self.fresh, self.held_back, self.loss)
         stopping = False
         if growth.changed or growth.events:
             self.spent.lap("growth")
@@ -400,9 +419,9 @@ class Trainer:
 
     def evaluate_and_save(self, stopping: bool, record: Recorder) -> bool:
         """Evaluate and save, each when it is due, or save to stop; whether to stop."""
-        step, steps, config = self.progress.step, self.config.train.steps, self.config
-        evaluates = due(step, steps, config.eval.every) and self.task.unmeasured is None
-        saves = due(step, steps, config.checkpoint.every) or self.overdue
+        step, config = self.progress.step, self.config
+        evaluates = due(step, self.end, config.eval.every) and self.task.unmeasured is None
+        saves = due(step, self.end, config.checkpoint.every) or self.overdue
         if not (evaluates or saves or stopping):
             return False
         last = self.readings.flush()
@@ -434,7 +453,7 @@ class Trainer:
     def ends_early(self, record: Recorder) -> bool:
         """Whether the run's patience is at an end, and the weights can be saved."""
         progress, patience = self.progress, self.config.eval.patience
-        last = progress.step == self.config.train.steps
+        last = progress.step == self.end
         if last or progress.skipped_in_a_row or not progress.best.exhausted(patience):
             return False
         progress.ended_early = True
@@ -466,7 +485,7 @@ class Trainer:
         While updates are being skipped nothing is saved: what is wrong may be the weights.
         """
         config, progress = self.config, self.progress
-        last = progress.step == config.train.steps  # then they are the best there is, if they are finite
+        last = progress.step == self.end  # then they are the best there is, if they are finite
         self.overdue = progress.skipped_in_a_row > 0 and not last
         if self.overdue or (self.sharded is None and not self.peers.first):
             return
@@ -475,7 +494,8 @@ class Trainer:
             progress.step, model=self.model, optimizer=self.optimizer,
             growth=None if self.grower is None else self.grower.tensors(), logs=self.folder.logs,
             state={
-                "plan": self.plan.to_dict(), "skipped": progress.skipped, "flops": record.flops(progress.step),
+                "plan": self.plan.to_dict(), "skipped": progress.skipped, "flops": self.length.flops(progress.step),
+                "left": self.end - progress.step,
                 "seconds": dict(self.spent.parts), "growth": None if self.grower is None else self.grower.state_dict(),
                 "skipped_in_a_row": progress.skipped_in_a_row, "good": good, "rewinds": len(self.rewinds),
                 "logs": record.positions(), **self.bound,
@@ -547,6 +567,10 @@ def _with_absolute_paths(config: Config) -> Config:
     if model.start_from is not None:
         model = replace(model, start_from=str(absolute("model.start_from", model.start_from)))
     return replace(config, model=model, data=data, train=train, growth=replace(config.growth, tables=tables))
+
+
+def _task(config: Config, plan: Plan, data: TokenData | LabelledData, peers: Processes) -> Task:
+    return make_task(config, plan, data, fixed=peers.device.type == "cuda" or config.train.compile)
 
 
 def _micro_batch(config: Config, world: int) -> int:

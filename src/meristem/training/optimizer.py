@@ -17,7 +17,7 @@ from meristem.training.adamw import AdamW
 from meristem.training.muon import Muon
 
 
-def learning_rate(step: int, steps: int, config: OptimizerConfig, branched: int | None = None) -> float:
+def learning_rate(step: float, steps: float, config: OptimizerConfig, branched: int | None = None) -> float:
     """The rate of update `step` (0-based) of `steps`: linear up to the peak, then down to the floor.
 
     By "cosine" that is half a cosine. By "wsd" the rate stays, and falls in a straight line in the last part of the
@@ -33,7 +33,7 @@ def learning_rate(step: int, steps: int, config: OptimizerConfig, branched: int 
     return floor + (config.rate - floor) * 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
 
 
-def constant_part(steps: int, config: OptimizerConfig, branched: int | None = None) -> tuple[int, int]:
+def constant_part(steps: float, config: OptimizerConfig, branched: int | None = None) -> tuple[int, int]:
     """The updates done when the warm-up of a run is over, and when the decay of "wsd" begins."""
     if branched is not None:
         return 0, branched

@@ -18,8 +18,8 @@ from meristem.runs.log import Log
 from meristem.runs.run_folder import RunFolder
 from meristem.training.display import Display
 from meristem.training.distributed import Processes
+from meristem.training.length import Length
 from meristem.training.meter import Clock, StepReading, TimeSpent
-from meristem.training.optimizer import learning_rate
 from meristem.training.tasks import Task
 from meristem.training.trackers import make_trackers
 
@@ -68,10 +68,10 @@ class Recorder:
         peers: Processes,
         display: Display,
         progress: Progress,
+        length: Length,
     ) -> None:
         self.folder, self.config, self.peers, self.display = folder, config, peers, display
-        self._task, self._plan, self._step_flops = task, plan, task.step_flops(plan)
-        self._counted = progress.step, progress.flops
+        self._task, self._plan, self._length = task, plan, length
         self._warned: set[int] = set()  # layers
         self.logs = {log.path: log for log in map(Log, folder.logs if peers.first else ())}
         names = config.log.trackers if peers.first else ()
@@ -84,16 +84,11 @@ class Recorder:
         for tracker in self.trackers:
             tracker.close()
 
-    def flops(self, step: int) -> int:
-        """Training FLOPs counted until a step, with what the structure of the time needed (causal attention)."""
-        since, flops = self._counted
-        return flops + (step - since) * self._step_flops.causal
-
     def restructured(self, step: int, plan: Plan) -> None:
         """The model has another structure from `step` on."""
-        self._counted = step, self.flops(step)
-        self._plan, self._step_flops = plan, self._task.step_flops(plan)
-        self.display.restructured(plan)
+        self._length.restructured(step, plan)
+        self._plan = plan
+        self.display.restructured(plan, self._length.end(step))
 
     def growth(self, event: Event) -> None:
         """A decision about the structure, or what was measured where there was nothing to decide."""
@@ -133,7 +128,7 @@ class Recorder:
         self.display.step(reading.step)
         if reading.skipped:
             self.event("skipped", reading.step, loss=str(reading.loss), gradient_norm=str(reading.gradient_norm))
-        steps = self.config.train.steps
+        steps = self._length.end(reading.step)
         if not due(reading.step, steps, self.config.log.every):
             return
         pace = clock.seconds_per_step
@@ -142,10 +137,10 @@ class Recorder:
             "step": reading.step,
             "loss": finite(reading.loss),
             "gradient_norm": finite(reading.gradient_norm),
-            "lr": learning_rate(reading.step - 1, steps, self.config.optimizer, self.config.train.branch_step),
+            "lr": self._length.rate(reading.step - 1),
             "tokens": reading.step * tokens,
             "epoch": round(reading.step / self._task.steps_per_epoch, 6),
-            "flops": self.flops(reading.step),
+            "flops": self._length.flops(reading.step),
             "tokens_per_second": None if pace is None else tokens / pace,
             "mfu": self._mfu(pace),
             "skipped": state.skipped,
@@ -176,7 +171,7 @@ class Recorder:
         peak = peak_flops(self.peers.device)
         if pace is None or peak is None:
             return None
-        return self._step_flops.full / (pace * peak * self.peers.world)
+        return self._length.step_flops.full / (pace * peak * self.peers.world)
 
     def _write(self, entry: dict[str, Any]) -> None:
         self.logs[self.folder.metrics].append(entry)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
-from growth.helpers import tiny_plan
+from growth.helpers import tiny_plan, tokens_of
 from meristem.errors import InputError
-from meristem.growth import BlockLoop, Grower, RepeatBlock
+from meristem.growth import AddBlock, BlockLoop, Grower, RepeatBlock
+from meristem.growth.apply import apply_edit
 from meristem.model import Decoder
 
 
@@ -22,6 +24,21 @@ def test_block_loop_repeats_whole_blocks_and_needs_no_gates() -> None:
         BlockLoop((4,)).prepare(plan)
     with pytest.raises(InputError, match=r"layers = \(1, 3, 1\): must be distinct"):
         BlockLoop((1, 3, 1))
+
+
+def test_a_block_that_runs_twice_becomes_two_without_a_change_of_a_bit() -> None:
+    model = Decoder(BlockLoop((1,), 1).prepare(tiny_plan([4] * 3)), seed=1)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    tokens = tokens_of(model.plan, 0)
+    model(tokens, targets=tokens).loss.backward()
+    optimizer.step()
+    before = model(tokens).logits
+    for edit in (RepeatBlock(1, 0), AddBlock(2, copy_of=1)):
+        apply_edit(model, optimizer, edit)
+    assert model.plan == tiny_plan([4] * 4)
+    assert torch.equal(model(tokens).logits, before)
+    first, second = (model.stack[layer].attention.out.weight for layer in (1, 2))
+    assert torch.equal(optimizer.state[first]["exp_avg"], optimizer.state[second]["exp_avg"])
 
 
 def test_a_model_in_which_the_blocks_run_once_is_refused() -> None:

@@ -12,7 +12,8 @@ from meristem.growth.policies import POLICIES
 from meristem.settings import of_type
 
 REQUIRED: dict[str, dict[str, Any]] = {
-    "stack": {"total_steps": 1000}, "sgt": {"total_steps": 1000}, "random_births": {"births": 2},
+    "stack": {"total_steps": 1000}, "depth": {"total_steps": 1000}, "sgt": {"total_steps": 1000},
+    "random_births": {"births": 2},
     "static_loops": {"layers": (1,), "heads": "all"}, "block_loop": {"layers": (1,)},
 }  # fmt: skip
 WRONG: dict[Any, tuple[Any, ...]] = {

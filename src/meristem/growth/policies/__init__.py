@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from meristem.growth.policies.block_loop import BlockLoop
+from meristem.growth.policies.depth import Depth
 from meristem.growth.policies.incrt import Incrt
 from meristem.growth.policies.observe import Observe
 from meristem.growth.policies.prune import Prune
@@ -17,5 +18,5 @@ from meristem.growth.policies.static_loops import StaticLoops
 # By the names that configurations know them by. Any: their settings are their own.
 POLICIES: dict[str, Any] = {
     policy.name: policy
-    for policy in (Stack, Incrt, Prune, Published, RandomBirths, Sgt, StaticLoops, BlockLoop, Observe)
+    for policy in (Stack, Depth, Incrt, Prune, Published, RandomBirths, Sgt, StaticLoops, BlockLoop, Observe)
 }

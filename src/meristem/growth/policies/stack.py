@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from itertools import pairwise
@@ -118,17 +119,10 @@ class Stack(Policy):
         return self.sizes(len(plan.target))[sum(time <= step for time in self.times)]
 
     def decide(self, state: Any, step: int, plan: Plan, readings: Readings) -> Decision:
-        size, now = self._size(step, plan), len(plan.layers)
-        edits = self._stacked(plan, size) if self.order == "stack" else self._interleaved(plan, size)
-        copies = [[edit.at, edit.copy_of] for edit in edits]
+        size = self._size(step, plan)
+        edits = stacked(plan, size) if self.order == "stack" else self._interleaved(plan, size)
         rule = f"{step} of {self.total_steps} updates are done; copies change the function, and the loss jumps"
-        grown = reduce(lambda had, edit: edit.apply(had), edits, plan)
-        facts = {"layers": size, "before": now, "order": self.order, "copies": copies, "heads": list(grown.heads)}
-        return Decision(state, (Change("stack", rule, tuple(edits), facts=facts),))
-
-    def _stacked(self, plan: Plan, size: int) -> list[AddBlock]:
-        now = len(plan.layers)
-        return [self._copy(plan, new, (new - now) % now, (new - now) % now, new) for new in range(now, size)]
+        return Decision(state, (stacking(plan, edits, rule, {"order": self.order}),))
 
     def _interleaved(self, plan: Plan, size: int) -> list[AddBlock]:
         """Copies behind their sources, from the last block to the first, whose places do not change meanwhile."""
@@ -139,15 +133,30 @@ class Stack(Policy):
             begin = source * size // now
             for new in reversed(range(begin + 1, begin + counts[source])):
                 own, target = source * final // now, new * final // size
-                edits.append(self._copy(plan, source + 1, source, own, target))
+                edits.append(_copy(plan, source + 1, source, own, target))
         return edits
 
-    def _copy(self, plan: Plan, at: int, source: int, own: int, target: int) -> AddBlock:
-        """A copy of block `source`, whose shape at first was that of target layer `own`, for target layer `target`.
 
-        It has the target's heads, unless heads come and go: then those that the source's projections fill.
-        """
-        shape = plan.target[target]
-        if shape.ceiling is not None or plan.layers[source].query_width != plan.target[own].query_width:
-            shape = packed_layer(plan.layers[source], shape)
-        return AddBlock(at, source, shape, seed=own_seed(f"stack-{target}"))
+def stacked(plan: Plan, size: int) -> list[AddBlock]:
+    """The edits that put the blocks of a plan on top of themselves until there are `size` of them."""
+    now = len(plan.layers)
+    return [_copy(plan, new, (new - now) % now, (new - now) % now, new) for new in range(now, size)]
+
+
+def stacking(plan: Plan, edits: Sequence[AddBlock], rule: str, facts: Mapping[str, Any]) -> Change:
+    """The change of a plan by copies of its blocks, as events tell of it."""
+    grown = reduce(lambda had, edit: edit.apply(had), edits, plan)
+    own = {"layers": len(grown.layers), "before": len(plan.layers), "heads": list(grown.heads)}
+    copies = [[edit.at, edit.copy_of] for edit in edits]
+    return Change("stack", rule, tuple(edits), facts={**own, "copies": copies, **facts})
+
+
+def _copy(plan: Plan, at: int, source: int, own: int, target: int) -> AddBlock:
+    """A copy of block `source`, whose shape at first was that of target layer `own`, for target layer `target`.
+
+    It has the target's heads, unless heads come and go: then those that the source's projections fill.
+    """
+    shape = plan.target[target]
+    if shape.ceiling is not None or plan.layers[source].query_width != plan.target[own].query_width:
+        shape = packed_layer(plan.layers[source], shape)
+    return AddBlock(at, source, shape, seed=own_seed(f"stack-{target}"))

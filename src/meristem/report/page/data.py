@@ -35,6 +35,7 @@ from meristem.report.page.several import data_warning, run_table
 from meristem.report.page.stories import policy_stories
 from meristem.report.run_growth import RunGrowth
 from meristem.report.structure_history import Snapshot, snapshots
+from meristem.runs.entries import whole_length
 from meristem.runs.run_folder import RunFolder
 from meristem.schedules import even_divisors
 from meristem.wording import counted, describe_time
@@ -82,15 +83,16 @@ def run_data(run: Path, points: int = RAW_POINTS) -> dict[str, Any]:
     last_step = max((entry["step"] for entry in (*metrics, *rows, *lifetime)), default=0)
     uniform = uniform_plan(config, history[-1].plan)
     evaluation = read_evaluation(folder, history)
-    now = progress(metrics, config.train.steps)
+    steps = whole_length(metrics, config.train.steps, config.train.flops)
+    now = progress(metrics, steps)
     costs = [_cost(snapshot.step, snapshot.plan) for snapshot in history]
     return {
         "name": run.name,
         "path": str(run),
         "title": _title(config, history[-1].plan),
-        "status": _status(folder, lifetime, last_step),
+        "status": _status(folder, lifetime, last_step, steps),
         "last_step": last_step,
-        "steps": config.train.steps,
+        "steps": steps,
         "classifier": growth.start.classes is not None,
         "heads": describe_structure(history[-1].plan),
         "summary": _summary(history[-1].plan, metrics, now),
@@ -141,9 +143,8 @@ def _structure_text(plan: Plan) -> str:
     return heads + (f", something run again in {looped} of them" if looped else "")
 
 
-def _status(folder: RunFolder, lifetime: Sequence[Entry], last_step: int) -> dict[str, str]:
+def _status(folder: RunFolder, lifetime: Sequence[Entry], last_step: int, steps: int) -> dict[str, str]:
     """Whether a run has ended, and how, in a word and a sentence."""
-    steps = folder.config.train.steps
     kinds = [row["kind"] for row in lifetime if row["kind"] in ("start", "resume", "branch", "stopped", "finished")]
     back = sum(row["kind"] == "rewind" for row in lifetime)
     again = sum(row["kind"] == "resume" for row in lifetime)
@@ -154,7 +155,7 @@ def _status(folder: RunFolder, lifetime: Sequence[Entry], last_step: int) -> dic
     if kinds[-1] == "finished":
         patience = folder.config.eval.patience
         early = f"Finished early, at {so_far}: {counted(patience, 'evaluation')} in a row were not better"
-        word, text = "finished", f"Finished: {counted(steps, 'step')}" if last_step >= steps else early
+        word, text = "finished", f"Finished: {counted(last_step, 'step')}" if last_step >= steps else early
     elif kinds[-1] == "stopped":
         word, text = "stopped", f"Stopped at {so_far}; `meristem resume` goes on from there"
     else:

@@ -1,0 +1,80 @@
+"""A run that decides how deep it is: resumed bit for bit, alike on two processes, told of on its page."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from meristem.errors import InputError
+from meristem.report.page.data import run_data
+from meristem.runs.run_folder import RunFolder
+from meristem.training.loop import resume, train
+
+from .helpers import assert_equal_runs, copy_run, final_state, metrics, run_jobs, tiny_config, trained
+
+# Four blocks at most; a promise that is hard to refuse, so that it grows as soon as the loss is known for long enough.
+SETTINGS: dict[str, Any] = {
+    "model__layers": 4, "model__schedule": "uniform", "model__width": 16, "model__context": 16, "model__heads": 2,
+    "train__flops": 2.1e9, "growth__policies": ["depth"], "growth__depth__promise": 0.9, "eval__every": 0,
+    "checkpoint__every": 50, "log__every": 20,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def grown(data: Path, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    return trained(data, tmp_path_factory.mktemp("grown") / "run", **SETTINGS)
+
+
+def growth(run: RunFolder) -> list[tuple[int, int, int]]:
+    """When blocks were copied, from how many to how many."""
+    stacks = [e for e in run.read(run.events) if e.get("action") == "stack"]
+    return [(e["step"], e["before"], e["layers"]) for e in stacks]
+
+
+def test_it_grows_in_an_ordinary_run(grown: RunFolder) -> None:
+    (first, *_), (second, *_) = growth(grown)
+    assert growth(grown) == [(first, 1, 2), (second, 2, 4)]
+    assert 150 <= first <= second / 1.5
+    assert len(grown.newest_plan.layers) == 4
+    assert metrics(grown)[-2]["flops"] <= 2.1e9
+    measured = [e for e in grown.read(grown.events) if "price" in e]
+    assert all(e["promise"] > e["price"] >= 0 for e in measured if e.get("action") == "stack")
+
+
+@pytest.mark.parametrize("last", [100, 200, 350])
+def test_a_resumed_run_is_the_run(grown: RunFolder, last: int, tmp_path: Path) -> None:
+    """From before, between and after its growth."""
+    copy = copy_run(grown, tmp_path / "copy", last=last)
+    resume(copy.path)
+    assert_equal_runs(copy, grown)
+    assert growth(copy) == growth(grown)
+    assert final_state(copy) == final_state(grown)
+
+
+def test_two_processes_decide_alike(data: Path, grown: RunFolder, tmp_path: Path) -> None:
+    config = tmp_path / "config.toml"
+    config.write_text(tiny_config(data, **{**SETTINGS, "train__micro_batch": None}).to_toml(), encoding="utf-8")
+    run_jobs((2, "train", config, tmp_path / "run"))
+    assert growth(RunFolder.open(tmp_path / "run")) == growth(grown)
+
+
+def test_a_usual_promise_leaves_a_short_run_as_it_is(data: Path, tmp_path: Path) -> None:
+    run = trained(data, tmp_path / "run", **{**SETTINGS, "growth__depth__promise": 0.001})
+    assert growth(run) == []
+    assert len(run.newest_plan.layers) == 1
+    assert any("price" in e for e in run.read(run.events))
+
+
+def test_the_page_tells_of_it(grown: RunFolder) -> None:
+    shown = run_data(grown.path)
+    assert json.dumps(shown)
+    assert "2 layers" not in shown["title"]
+    assert shown["stories"][0]["text"].startswith("Doubled the blocks 2 times")
+
+
+def test_it_needs_flops(data: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"train.flops = None: must be given, as depth"):
+        train(tiny_config(data, **{**SETTINGS, "train__flops": None}), tmp_path / "run")
