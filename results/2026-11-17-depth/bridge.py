@@ -1,4 +1,4 @@
-"""Loops as a bridge to depth: every block runs twice with the same weights for a while, then its second run gets its own.
+"""Loops as a bridge to depth: every block runs twice with the same weights for a while, then there are two of it.
 
     PYTHONPATH=results/2026-11-17-depth meristem train ... --growth.policies bridge:Bridge --growth.bridge.at 0.35
 
@@ -12,14 +12,14 @@ from typing import Any, ClassVar
 
 from meristem.gauges.gauge import Gauge
 from meristem.growth.edits import AddBlock, RepeatBlock
-from meristem.growth.policies.stack import Stack, stacking
+from meristem.growth.policies.stack import Stack
 from meristem.growth.policy import Change, Decision, Readings
 from meristem.plan import Plan
 
 
 @dataclass(frozen=True)
 class Bridge(Stack):
-    """Half of the plan's blocks; from the time in `at` on each runs twice, and `shared` of the run later there are two."""
+    """Half of the plan's blocks; from the time in `at` on each runs twice, `shared` of the run later there are two."""
 
     name: ClassVar[str] = "bridge"
 
@@ -36,9 +36,11 @@ class Bridge(Stack):
             twice = tuple(RepeatBlock(layer, 1) for layer in layers)
             return Decision(state, (Change("loop", "every block runs twice from here on", twice),))
         once = [RepeatBlock(layer, 0) for layer in layers]
-        bare = plan
-        for edit in once:
-            bare = edit.apply(bare)
         copies = [AddBlock(layer + 1, layer) for layer in reversed(layers)]
-        change = stacking(bare, copies, "its second run becomes a block of its own", {"order": "interleave"})
-        return Decision(state, (Change(change.action, change.rule, (*once, *copies), facts=change.facts),))
+        facts = {"layers": 2 * len(layers), "before": len(layers), "order": "interleave"}
+        facts |= {
+            "copies": [[edit.at, edit.copy_of] for edit in copies],
+            "heads": [layer.heads for layer in plan.target],
+        }
+        rule = "its second run becomes a block of its own, which changes nothing"
+        return Decision(state, (Change("stack", rule, (*once, *copies), facts=facts),))

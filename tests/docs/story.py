@@ -208,7 +208,7 @@ def small_settings(config: Config) -> dict[str, Any]:
     """The settings that make a small run of a configuration, whatever it is."""
     steps, imported = _sooner(config.train.steps), config.model.start_from is not None
     every = config.checkpoint.every
-    small = {
+    small: dict[str, Any] = {
         "train.steps": steps, "train.batch_size": 1 if imported else 2, "train.device": "cpu", "eval.every": steps,
         "eval.windows": 4, "eval.batch": 4, "log.every": 1, "checkpoint.every": _sooner(every) if every else 0,
     }  # fmt: skip

@@ -18,8 +18,8 @@ from typing import Any, ClassVar
 from meristem.errors import InputError
 from meristem.gauges.gauge import Gauge
 from meristem.gauges.training_progress import UpdateLoss
-from meristem.growth.policies.stack import stacked, stacking
 from meristem.growth.policy import Decision, Policy, Readings, check_types
+from meristem.growth.stacking import stacked, stacking
 from meristem.limits import check_integer
 from meristem.moves import Moves
 from meristem.plan import Plan
@@ -136,11 +136,8 @@ class Depth(Policy):
         facts = {"loss": finite(loss), "fall": outlook.fall, "promise": outlook.promise, "price": outlook.price}
         if outlook.promise <= outlook.price or state.left < LAST * state.budget:
             return Decision(state, measured=facts)
-        rule = (
-            f"twice the blocks promise {outlook.promise:.3f} nats and cost {outlook.price:.3f} by fewer updates; "
-            "copies change the function, and the loss jumps"
-        )
-        return Decision(state, (stacking(plan, edits, rule, {"order": "stack", **facts}),))
+        rule = f"twice the blocks promise {outlook.promise:.3f} nats and cost {outlook.price:.3f} by fewer updates"
+        return Decision(state, (stacking(plan, edits, rule, facts=facts),))
 
     def outlook(self, state: DepthState, plan: Plan, deeper: Plan) -> Outlook | None:
         """What a deeper plan promises and costs; None while too little of the loss is known."""

@@ -7,20 +7,17 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
 from itertools import pairwise
 from typing import Any, ClassVar, Literal
 
 from meristem.errors import InputError
 from meristem.gauges.gauge import Gauge
 from meristem.growth.edits import AddBlock
-from meristem.growth.head_surgery import packed_layer
-from meristem.growth.policy import ENDLESS, Change, Decision, Policy, Readings, check_types
+from meristem.growth.policy import ENDLESS, Decision, Policy, Readings, check_types
+from meristem.growth.stacking import copied_block, stacked, stacking
 from meristem.limits import MOST_LAYERS, check_integer
 from meristem.plan import Plan
-from meristem.seeds import own_seed
 
 
 @dataclass(frozen=True)
@@ -121,8 +118,8 @@ class Stack(Policy):
     def decide(self, state: Any, step: int, plan: Plan, readings: Readings) -> Decision:
         size = self._size(step, plan)
         edits = stacked(plan, size) if self.order == "stack" else self._interleaved(plan, size)
-        rule = f"{step} of {self.total_steps} updates are done; copies change the function, and the loss jumps"
-        return Decision(state, (stacking(plan, edits, rule, {"order": self.order}),))
+        rule = f"{step} of {self.total_steps} updates are done"
+        return Decision(state, (stacking(plan, edits, rule, self.order),))
 
     def _interleaved(self, plan: Plan, size: int) -> list[AddBlock]:
         """Copies behind their sources, from the last block to the first, whose places do not change meanwhile."""
@@ -133,30 +130,5 @@ class Stack(Policy):
             begin = source * size // now
             for new in reversed(range(begin + 1, begin + counts[source])):
                 own, target = source * final // now, new * final // size
-                edits.append(_copy(plan, source + 1, source, own, target))
+                edits.append(copied_block(plan, source + 1, source, own, target))
         return edits
-
-
-def stacked(plan: Plan, size: int) -> list[AddBlock]:
-    """The edits that put the blocks of a plan on top of themselves until there are `size` of them."""
-    now = len(plan.layers)
-    return [_copy(plan, new, (new - now) % now, (new - now) % now, new) for new in range(now, size)]
-
-
-def stacking(plan: Plan, edits: Sequence[AddBlock], rule: str, facts: Mapping[str, Any]) -> Change:
-    """The change of a plan by copies of its blocks, as events tell of it."""
-    grown = reduce(lambda had, edit: edit.apply(had), edits, plan)
-    own = {"layers": len(grown.layers), "before": len(plan.layers), "heads": list(grown.heads)}
-    copies = [[edit.at, edit.copy_of] for edit in edits]
-    return Change("stack", rule, tuple(edits), facts={**own, "copies": copies, **facts})
-
-
-def _copy(plan: Plan, at: int, source: int, own: int, target: int) -> AddBlock:
-    """A copy of block `source`, whose shape at first was that of target layer `own`, for target layer `target`.
-
-    It has the target's heads, unless heads come and go: then those that the source's projections fill.
-    """
-    shape = plan.target[target]
-    if shape.ceiling is not None or plan.layers[source].query_width != plan.target[own].query_width:
-        shape = packed_layer(plan.layers[source], shape)
-    return AddBlock(at, source, shape, seed=own_seed(f"stack-{target}"))
