@@ -17,6 +17,7 @@ from meristem.errors import InputError, RunError
 from meristem.growth import BlockLoop, Grower, Policy, Sgt, SgtState, StaticLoops
 from meristem.growth.births import check_growable
 from meristem.growth.looping import looped
+from meristem.growth.policies.depth import Depth, best_depth, first_blocks
 from meristem.growth.policy import ENDLESS
 from meristem.model import Transformer
 from meristem.plan import Loop, Plan
@@ -43,10 +44,20 @@ def starting_plan(config: Config, plan: Plan) -> Plan:
         _check_growth(config, name, plan)
     for policy in config.build_policies():
         try:
-            plan = _prepared(policy, plan)
+            plan = _with_best_depth(policy, config, plan) if isinstance(policy, Depth) else _prepared(policy, plan)
         except InputError as error:
             raise InputError(f"growth.{policy.title}.{error.field}", error.value, error.expected) from None
     return plan
+
+
+def _with_best_depth(policy: Depth, config: Config, plan: Plan) -> Plan:
+    """The plan with as many blocks as the policy says, or as are best for the FLOPs of the run, up to all it has."""
+    if policy.start_layers is not None:
+        return policy.prepare(plan)
+    assert config.train.flops is not None
+    one = first_blocks(plan, 1).cost.training_of(config.train.batch_size, plan.context).causal
+    blocks = best_depth(config.train.flops / one)
+    return plan if blocks >= len(plan.layers) else replace(policy, start_layers=blocks).prepare(plan)
 
 
 def make_grower(config: Config, model: Transformer, optimizer: torch.optim.Optimizer) -> Grower | None:

@@ -4,6 +4,9 @@ A deeper model has fewer updates for the same FLOPs. What the others would have 
 loss of the run itself, as it falls with the root of the updates. What a doubling brings at the same number of updates
 is not seen before it is there. Measured in other runs, models of n and of 2n blocks are alike in the first hundred
 updates, and then the deeper one is ahead by a share of the loss that grows with the logarithm of the updates.
+
+A copied block earns only a part of that. So a run does not begin with one block, but with the number that was best in
+other runs of its length, and doubles them only where its own loss says that it pays.
 """
 
 from __future__ import annotations
@@ -32,6 +35,8 @@ LEAST = 1.5  # which must be this many times fewer at least
 POINTS = 4  # readings that it is measured from, at least
 POWER = -0.5  # of the updates, by which the loss is taken to fall
 LAST = 0.3  # part of the FLOPs that has to be left, or a copy would not recover
+EARNED = 0.5  # part of the promise that copies earned (0 to 0.7) in measured runs
+UPDATES = 200  # of one block: the square of the best depth grows with the FLOPs of so many
 
 
 @dataclass(frozen=True)
@@ -65,22 +70,24 @@ class Depth(Policy):
     """Begins with `start_layers` blocks and doubles them whenever that pays, up to those of the plan.
 
     Of `total_steps`, the run has as many if it stays as it begins; a deeper one has the same FLOPs and fewer updates.
-    The copies are those of `Stack`, put on top.
+    Without `start_layers` it begins with as many as were best in runs of that length. The copies are those of `Stack`,
+    put on top.
 
-    >>> len(Depth(total_steps=5000).prepare(plan).layers)
+    >>> len(Depth(total_steps=500).prepare(plan).layers)
     1
     """
 
     name: ClassVar[str] = "depth"
 
     total_steps: int
-    start_layers: int = 1
+    start_layers: int | None = None
     promise: float = 0.016  # share of the loss by which two blocks are ahead of one, per e-fold of the updates
 
     def __post_init__(self) -> None:
         check_types(self)
         check_integer("total_steps", self.total_steps, 1)
-        check_integer("start_layers", self.start_layers, 1)
+        if self.start_layers is not None:
+            check_integer("start_layers", self.start_layers, 1)
         if not 0 < self.promise < 1:
             raise InputError("promise", self.promise, "must be above 0 and below 1: a share of the loss")
 
@@ -102,16 +109,25 @@ class Depth(Policy):
         """The plan with its first layers, and all of them as its target."""
         if plan.target:
             return plan
-        if self.start_layers >= len(plan.layers):
-            most = f"must be below the {len(plan.layers)} layers of the plan, which are the most there can be"
-            raise InputError("start_layers", self.start_layers, most)
         if plan.is_looped:
             raise InputError("plan", plan.digest[:12], "has loops or repeats, which would not follow copies of blocks")
-        return replace(plan, layers=plan.layers[: self.start_layers], target=plan.layers)
+        start = self._best_start(plan) if self.start_layers is None else self.start_layers
+        if self.start_layers is None and start >= len(plan.layers):
+            return plan
+        if start >= len(plan.layers):
+            most = f"must be below the {len(plan.layers)} layers of the plan, which are the most there can be"
+            raise InputError("start_layers", self.start_layers, most)
+        return replace(plan, layers=plan.layers[:start], target=plan.layers)
+
+    def _best_start(self, plan: Plan) -> int:
+        """The fewest blocks that are best for what `total_steps` updates of them cost."""
+        costs = [_cost(first_blocks(plan, blocks)) for blocks in range(1, len(plan.layers) + 1)]
+        found = (n for n, cost in enumerate(costs, 1) if best_depth(self.total_steps * cost / costs[0]) <= n)
+        return next(found, len(costs))
 
     def check(self, plan: Plan) -> None:
         """Refuse a plan that is neither on the way to its target nor there."""
-        if not plan.target and len(plan.layers) <= self.start_layers:
+        if not plan.target and len(plan.layers) <= (self.start_layers or 0):
             raise InputError("model.plan", plan.digest[:12], "build the model from policy.prepare(plan)")
 
     def begin(self, plan: Plan) -> DepthState:
@@ -152,7 +168,7 @@ class Depth(Policy):
         stays, fewer = (step + state.left / _cost(each) for each in (plan, deeper))  # updates of the whole run
         now, then = len(plan.layers), len(deeper.layers)
         ahead = self.promise * losses[-1][1] * math.log2(then / now) / math.sqrt(now) * math.log(fewer / FIRST)
-        return Outlook(fallen(step / 2, step), ahead * (fewer - step) / fewer, fallen(fewer, stays))
+        return Outlook(fallen(step / 2, step), EARNED * ahead * (fewer - step) / fewer, fallen(fewer, stays))
 
     def moved(self, state: DepthState, step: int, plan: Plan, moves: Moves) -> DepthState:
         """The loss jumps where blocks are copied: what it was before says nothing of how it falls now."""
@@ -161,6 +177,20 @@ class Depth(Policy):
     def load(self, data: Mapping[str, Any]) -> DepthState:
         losses = tuple((done, loss) for done, loss in data["losses"])
         return DepthState(data["budget"], data["spent"], data["counted"], losses)
+
+
+def best_depth(updates: float) -> int:
+    """The blocks that were best for what so many updates of one block cost.
+
+    >>> [best_depth(updates) for updates in (300, 1500, 5000, 30_000)]
+    [1, 3, 5, 12]
+    """
+    return max(1, round(math.sqrt(updates / UPDATES)))
+
+
+def first_blocks(plan: Plan, blocks: int) -> Plan:
+    """The plan with its first blocks only."""
+    return replace(plan, layers=plan.layers[:blocks], target=())
 
 
 def _cost(plan: Plan) -> int:
