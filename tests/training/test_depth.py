@@ -19,7 +19,7 @@ from .helpers import assert_equal_runs, copy_run, final_state, metrics, run_jobs
 SETTINGS: dict[str, Any] = {
     "model__layers": 4, "model__schedule": "uniform", "model__width": 16, "model__context": 16, "model__heads": 2,
     "train__flops": 2.1e9, "growth__policies": ["depth"], "growth__depth__promise": 0.9, "eval__every": 0,
-    "checkpoint__every": 50, "log__every": 20,
+    "growth__depth__start_layers": 1, "checkpoint__every": 50, "log__every": 20,
 }  # fmt: skip
 
 
@@ -32,6 +32,18 @@ def growth(run: RunFolder) -> list[tuple[int, int, int]]:
     """When blocks were copied, from how many to how many."""
     stacks = [e for e in run.read(run.events) if e.get("action") == "stack"]
     return [(e["step"], e["before"], e["layers"]) for e in stacks]
+
+
+def test_without_a_number_it_begins_with_what_is_best_for_its_flops(data: Path, tmp_path: Path) -> None:
+    """The square of the blocks is a 200th of the updates that one block would have."""
+    given = {**SETTINGS, "growth__depth__start_layers": None, "growth__depth__promise": 0.001}
+    one = trained(data, tmp_path / "one", **{**SETTINGS, "growth__depth__promise": 0.001}).config.train.steps
+    for blocks, share in ((1, 0.2), (2, 4 * 200 / one), (4, 9.0)):
+        flops = share * float(SETTINGS["train__flops"])
+        run = trained(data, tmp_path / str(blocks), **{**given, "train__flops": flops, "train__steps": 1})
+        assert len(run.plan.layers) == blocks == min(4, max(1, round((one * share / 200) ** 0.5)))
+        assert growth(run) == []
+        assert (run.plan.target == ()) == (blocks == 4)  # all that there can be
 
 
 def test_it_grows_in_an_ordinary_run(grown: RunFolder) -> None:
