@@ -125,8 +125,9 @@ def test_what_is_run() -> None:
     assert Demo().policies == [Incrt(seed=0), Prune()]
     assert Demo(seed=3).policies == [Incrt(seed=3), Prune()]
     assert Demo(criterion="published").policies == [Published(max_heads=33)]
-    assert [Demo(heads=heads).updates for heads in (1, 6, 7, 8)] == [3000, 3000, 4000, 4000]
-    assert Demo(task="bag", heads=8).updates == 3000
+    assert [Demo(heads=heads).updates for heads in (1, 6, 7, 8)] == [1000, 1000, 1500, 1500]
+    assert Demo(task="bag", heads=8).updates == 1000
+    assert Demo(criterion="published").updates == 3000
     assert Demo(heads=8, steps=50).updates == 50
 
 

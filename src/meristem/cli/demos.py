@@ -23,10 +23,10 @@ def demo_incrt(
         KnownTaskKind, typer.Option(help="A teacher's heads; a bag, where 1 is enough; noise, with nothing to learn.")
     ] = "teacher",
     criterion: Annotated[DemoCriterion, typer.Option(help="What heads are born by.")] = "demand",
-    steps: Annotated[int, typer.Option(help="Updates; 0 for 3000, or 4000 for more than 6 heads.")] = 0,
+    steps: Annotated[int, typer.Option(help="Updates; 0 for as many as it takes.")] = 0,
     out: Annotated[Path, typer.Option(help="Folder for picture and events.")] = Path("runs/demo-incrt"),
 ) -> None:
-    """A model finds its number of heads on a task whose answer is known; about half a minute."""
+    """A model finds its number of heads on a task whose answer is known, in ten seconds or so."""
     from meristem.synthetic.demo import Demo, show
 
     show(Demo(task, heads, criterion, seed, steps), out, say=print)

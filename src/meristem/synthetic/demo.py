@@ -26,7 +26,8 @@ from meristem.wording import counted
 
 EVENTS, PICTURE = "events.jsonl", "growth.svg"
 LOSSES = (-0.05, 1.1)  # shown: an answer of zero has 1
-STEPS, MANY_HEADS, MANY_STEPS = 3000, 6, 4000  # a teacher with more heads than that needs more updates
+STEPS, MANY_HEADS, MANY_STEPS = 1000, 6, 1500  # a teacher with more heads than that needs more updates
+PUBLISHED_STEPS = 3000  # in which the published rule has gone far beyond any teacher
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,8 @@ class Demo:
 
     @property
     def updates(self) -> int:
+        if self.criterion == "published":
+            return self.steps or PUBLISHED_STEPS
         return self.steps or (MANY_STEPS if self.teacher.answer > MANY_HEADS else STEPS)
 
     @property
