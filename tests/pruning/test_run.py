@@ -100,6 +100,16 @@ def test_moments_follow_and_a_repair_goes_on_with_the_data(whole: RunFolder, tmp
         resume(result.folder, from_start=True)
 
 
+def test_a_run_that_its_flops_ended_can_be_repaired(data: Path, tmp_path: Path) -> None:
+    run = trained(data, tmp_path / "run", train__flops=1.5e8)
+    steps = run.newest_step
+    assert 0 < steps == run.config.train.steps
+    settings = PruneSettings(keep=0.5, repair=3, tolerance=math.inf, sequences=16)
+    folder = RunFolder.open(prune_run(run.path, tmp_path / "out", settings, device="cpu").folder)
+    assert folder.newest_step == steps + 3
+    assert folder.config.train.flops is None
+
+
 def test_a_repair_alone_is_the_control(whole: RunFolder, tmp_path: Path) -> None:
     result = prune_run(whole.path, tmp_path / "out", PruneSettings(keep=1.0, repair=2, sequences=16), device="cpu")
     assert result.plan == whole.newest_plan

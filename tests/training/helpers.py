@@ -131,7 +131,8 @@ def assert_nearly_equal_weights(actual: RunFolder, expected: RunFolder, share: f
     mine, other = (load_checkpoint(list_checkpoints(run.checkpoints)[-1]).model for run in (actual, expected))
     assert mine.keys() == other.keys()
     for name, tensor in other.items():
-        assert float((mine[name] - tensor).norm()) <= share * float(tensor.norm()), name
+        ratio = float((mine[name] - tensor).norm()) / float(tensor.norm())
+        assert ratio <= share, (name, ratio)
 
 
 def metrics(run: RunFolder) -> list[dict[str, Any]]:

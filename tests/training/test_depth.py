@@ -35,13 +35,13 @@ def growth(run: RunFolder) -> list[tuple[int, int, int]]:
 
 
 def test_without_a_number_it_begins_with_what_is_best_for_its_flops(data: Path, tmp_path: Path) -> None:
-    """The square of the blocks is a 200th of the updates that one block would have."""
+    """By a power of the updates that one block would have."""
     given = {**SETTINGS, "growth__depth__start_layers": None, "growth__depth__promise": 0.001}
     one = trained(data, tmp_path / "one", **{**SETTINGS, "growth__depth__promise": 0.001}).config.train.steps
-    for blocks, share in ((1, 0.2), (2, 4 * 200 / one), (4, 9.0)):
+    for blocks, share in ((1, 0.2), (2, 130 * 2**2.5 / one), (4, 20.0)):
         flops = share * float(SETTINGS["train__flops"])
         run = trained(data, tmp_path / str(blocks), **{**given, "train__flops": flops, "train__steps": 1})
-        assert len(run.plan.layers) == blocks == min(4, max(1, round((one * share / 200) ** 0.5)))
+        assert len(run.plan.layers) == blocks == min(4, max(1, round((one * share / 130) ** 0.4)))
         assert growth(run) == []
         assert (run.plan.target == ()) == (blocks == 4)  # all that there can be
 

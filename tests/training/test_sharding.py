@@ -24,7 +24,10 @@ from .helpers import (
 from .test_together import TOGETHER, told
 
 LAST = 8  # the checkpoint that runs go on from: blocks were stacked, a head was born, and a loop
-DEMAND: dict[str, Any] = {**TOGETHER, "train__steps": 12, "checkpoint__every": 4, "optimizer__eps": 1e-6}
+# Two feeds before a birth: after one, chance alone decides where a scout looks, and rounding moves it.
+DEMAND: dict[str, Any] = {
+    **TOGETHER, "train__steps": 12, "checkpoint__every": 4, "optimizer__eps": 1e-6, "growth__incrt__feeds": 2,
+}  # fmt: skip
 # Births by demand have values that rounding decides in part (`assert_nearly_equal_weights`): here they come at random.
 GROWING: dict[str, Any] = {
     **{name: value for name, value in DEMAND.items() if "incrt" not in name},

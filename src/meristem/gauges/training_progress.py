@@ -120,6 +120,8 @@ class StepTime:
 class TimeInstrument(Instrument):
     """Keeps the time between feeds; not a number before the second. A pause, as for a recording, moves no median."""
 
+    looks = False
+
     def __init__(self) -> None:
         self.last: float | None = None
         self.recent: deque[float] = deque(maxlen=UPDATES)

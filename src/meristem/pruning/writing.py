@@ -44,7 +44,8 @@ def pruned_config(source: Source, settings: PruneSettings) -> Config:
         return config
     rate = settings.repair_rate * config.optimizer.rate
     optimizer = replace(config.optimizer, curve="wsd", lr=rate, final=0.0)
-    train = replace(config.train, steps=step + settings.repair, branch_from=f"{source.folder.path.resolve()}@{step}")
+    branch = f"{source.folder.path.resolve()}@{step}"
+    train = replace(config.train, steps=step + settings.repair, flops=None, branch_from=branch)
     return replace(config, optimizer=optimizer, train=train)
 
 

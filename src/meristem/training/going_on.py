@@ -94,8 +94,10 @@ def restore_logs(folder: RunFolder, checkpoint: Checkpoint | None, say: Say, *, 
 
 
 def updates_left(checkpoint: Checkpoint, config: Config) -> int:
-    """How many updates of a run come after a checkpoint."""
-    return int(checkpoint.state.get("left", max(0, config.train.steps - checkpoint.step)))
+    """How many updates of a run come after a checkpoint; of one that FLOPs end, as many as it says itself."""
+    if config.train.flops is not None:
+        return int(checkpoint.state["left"])
+    return max(0, config.train.steps - checkpoint.step)
 
 
 def finished_facts(early: bool) -> dict[str, bool]:

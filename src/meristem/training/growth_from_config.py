@@ -15,7 +15,7 @@ from meristem.config import Config
 from meristem.config.growth import HEADS, LOOPS
 from meristem.errors import InputError, RunError
 from meristem.growth import BlockLoop, Grower, Policy, Sgt, SgtState, StaticLoops
-from meristem.growth.births import check_growable
+from meristem.growth.births import BirthBudget, check_growable
 from meristem.growth.looping import looped
 from meristem.growth.policies.depth import Depth, best_depth, first_blocks
 from meristem.growth.policy import ENDLESS
@@ -85,6 +85,11 @@ def _check_growth(config: Config, name: str, plan: Plan) -> None:
     if 0 < policy.max_heads <= min(plan.heads) and (max(plan.heads) == 1 or not prunes):
         expected = f"must be above the heads that every layer has at the start, {min(plan.heads)}, or 0 for no limit"
         raise InputError(f"growth.{name}.max_heads", policy.max_heads, expected)
+    if budget := getattr(policy, "budget", None):
+        limit = BirthBudget.read(budget)
+        if not limit.relative and limit.value <= (used := limit.used(plan, math.nan)):
+            expected = f"must be above what the model has at the start, {limit.kind}={used:.0f}, for a head to be born"
+            raise InputError(f"growth.{name}.budget", budget, expected)
 
 
 # --- what another run has grown --------------------------------------------------------------------------------------

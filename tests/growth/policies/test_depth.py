@@ -14,7 +14,7 @@ import pytest
 from meristem import Depth, InputError, LoopHeads, Plan
 from meristem.gauges import UpdateLoss
 from meristem.growth import Decision
-from meristem.growth.policies.depth import EARNED, UPDATES, DepthState, best_depth
+from meristem.growth.policies.depth import EARNED, GROWTH, ONE_BLOCK, DepthState, best_depth
 from meristem.moves import Moves
 
 PLAN = Plan.uniform(layers=16, width=64, heads=4, vocabulary=320, context=128)
@@ -186,15 +186,15 @@ def test_every_growth_is_a_doubling() -> None:
 
 @pytest.mark.parametrize("steps", [1, 250, 500, 2000, 8000, 40_000, 200_000])
 def test_a_run_begins_with_the_depth_that_was_best_for_its_length(steps: int) -> None:
-    """The square of the depth is to the updates of one block that its FLOPs would suffice for as 1 to 200."""
+    """A power of the updates of one block that its FLOPs would suffice for."""
     plan = Depth(steps).prepare(PLAN)
     blocks = len(plan.layers)
-    best = math.sqrt(steps * cost(blocks) / cost(1) / UPDATES)
+    best = (steps * cost(blocks) / cost(1) / ONE_BLOCK) ** GROWTH
     assert abs(blocks - best) <= 1 or blocks == (1 if best < 1 else 16)
     assert (plan == PLAN) == (blocks == 16)
 
 
 def test_the_best_depths_of_measured_runs() -> None:
-    """It is within one block of depths within 0.02 nats of the best; width 64 and 768, results/2026-11-17-depth."""
-    measured = {309: (1, 1), 1238: (1, 2), 4950: (2, 4), 738: (2, 3), 1476: (3, 3)}
-    assert all(least - 1 <= best_depth(updates) <= most + 1 for updates, (least, most) in measured.items())
+    """It is one of the depths within 0.02 nats of the best that was tried (results/2026-11-17-depth)."""
+    measured = {309: (1,), 1238: (1, 2), 4950: (2, 4), 738: (2, 3), 1476: (3,)}
+    assert all(best_depth(updates) in depths for updates, depths in measured.items())

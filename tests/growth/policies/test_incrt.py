@@ -227,6 +227,19 @@ def test_a_budget_is_spent_where_a_head_is_worth_most(budget: str | None, expect
     assert (state.start is None) == (budget is None)
 
 
+def test_a_layer_that_asks_in_vain_goes_on_asking() -> None:
+    """What the budget refuses is no change: neither a cool-down nor new hits are waited for."""
+    policy, plan = Incrt(budget="heads=3"), Plan.from_heads([1, 1], width=16)
+    readings = [replace(STRONG, worth=worth) for worth in (0.2, 0.1)]
+    calibrated = policy.calibrated(policy.begin(plan), [STRONG] * 2)
+    judged = policy.judge(calibrated, 500, readings, 1.0, missing=[3, 3])
+    state, layers = policy._afforded(judged.state, plan, judged.layers, readings, {})
+    assert (judged.layers, layers) == ((0, 1), [0])
+    left = policy._refused(state, calibrated, 1)
+    assert [layer.changed for layer in left.layers] == [500, 0]
+    assert [layer.hits for layer in left.layers] == [0, policy.hits]
+
+
 def test_nothing_is_measured_any_more_when_the_budget_is_spent() -> None:
     policy, plan = Incrt(budget="heads=5"), Plan.from_heads([1, 1, 2], width=16)
     state, _ = policy._afforded(policy.begin(plan), plan, (0,), [STRONG] * 3, {})
@@ -241,7 +254,9 @@ def test_a_budget_of_time_is_reckoned_from_what_heads_have_taken_so_far() -> Non
     policy, plan = Incrt(budget="time=1.5"), Plan.from_heads([1, 1], width=16)
     readings = [STRONG] * 2
     state, layers = policy._afforded(policy.begin(plan), plan, (0, 1), readings, {StepTime(): 1.0})
-    assert layers == [0, 1]  # nothing is known yet of what a head takes
+    assert layers == [0]  # nothing is known yet of what a head takes
+    unknown = policy._afforded(policy.begin(plan), plan, (0, 1), readings, {StepTime(): math.nan})
+    assert unknown == (policy.begin(plan), [])
     larger = Plan.from_heads([2, 2], width=16)
     for seconds, more in ((1.2, [0, 1]), (1.3, [0]), (1.4, [])):  # 0.1, 0.15 and 0.2 for each
         assert policy._afforded(state, larger, (0, 1), readings, {StepTime(): seconds})[1] == more

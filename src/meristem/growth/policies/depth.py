@@ -36,7 +36,7 @@ POINTS = 4  # readings that it is measured from, at least
 POWER = -0.5  # of the updates, by which the loss is taken to fall
 LAST = 0.3  # part of the FLOPs that has to be left, or a copy would not recover
 EARNED = 0.5  # part of the promise that copies earned (0 to 0.7) in measured runs
-UPDATES = 200  # of one block: the square of the best depth grows with the FLOPs of so many
+ONE_BLOCK, GROWTH = 130, 0.4  # updates for which one block is best; the best depth grows with this power of them
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Depth(Policy):
     Without `start_layers` it begins with as many as were best in runs of that length. The copies are those of `Stack`,
     put on top.
 
-    >>> len(Depth(total_steps=500).prepare(plan).layers)
+    >>> len(Depth(total_steps=200).prepare(plan).layers)
     1
     """
 
@@ -183,9 +183,9 @@ def best_depth(updates: float) -> int:
     """The blocks that were best for what so many updates of one block cost.
 
     >>> [best_depth(updates) for updates in (300, 1500, 5000, 30_000)]
-    [1, 3, 5, 12]
+    [1, 3, 4, 9]
     """
-    return max(1, round(math.sqrt(updates / UPDATES)))
+    return max(1, round((updates / ONE_BLOCK) ** GROWTH))
 
 
 def first_blocks(plan: Plan, blocks: int) -> Plan:

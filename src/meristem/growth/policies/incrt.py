@@ -174,7 +174,7 @@ class Incrt(Births):
         if self._is_spent(state, plan):
             return ()
         if step <= self.calibration:
-            return (self.gauge, *self._clock)
+            return (self.gauge,)
         return self.remembers if step % self.feed_every == 0 else self._clock
 
     def needs(self, state: IncrtState, step: int, plan: Plan) -> tuple[Gauge, ...] | None:
@@ -200,10 +200,12 @@ class Incrt(Births):
             "asymmetry": [finite(form.asymmetry) for form in demand.forms],
             "rank": [finite(form.rank) for form in demand.forms],
         }
+        before = state
         state, layers = self._afforded(judged.state, plan, judged.layers, demand.layers, readings)
         for layer in judged.layers:
             if layer not in layers:
                 facts["rules"][layer] += f"; {SPENT}"
+                state = self._refused(state, before, layer)
         changes, grown = [], plan
         for layer in layers:
             changes.append(birth(grown, step, layer, self.seed, judged.rules, facts, demand.directions[layer]))
@@ -229,16 +231,25 @@ class Incrt(Births):
             return state, list(asking)
         budget, heads = BirthBudget.read(self.budget), sum(plan.heads)
         seconds = readings[self._clock[0]] if self._clock else 0.0
+        if not math.isfinite(seconds):  # no update was timed yet since the structure changed
+            return state, []
         first, had = state.start or (budget.used(plan, seconds), heads)
         state = replace(state, start=(first, had))
+        if self._clock and heads == had:  # nobody knows yet what time a head takes: one is born to find out
+            asking = sorted(asking, key=lambda layer: -demand[layer].worth)[:1]
         afforded: list[int] = []
         for layer in sorted(asking, key=lambda layer: -demand[layer].worth):
             larger = plan.with_layer(layer, with_head(plan.layers[layer]))
-            # Nobody knows beforehand what time a head takes: as much as those that were born so far.
+            # A head is taken to need as much time as those that were born so far.
             later = seconds + (len(afforded) + 1) * (seconds - first) / max(1, heads - had)
             if budget.used(larger, later) <= budget.most(first):
                 plan, afforded = larger, [*afforded, layer]
         return state, sorted(afforded)
+
+    def _refused(self, state: IncrtState, before: IncrtState, layer: int) -> IncrtState:
+        """The state after a layer has asked in vain: nothing has changed there, and it goes on asking."""
+        own = replace(state.layers[layer], hits=self.hits, changed=before.layers[layer].changed)
+        return replace(state, layers=(*state.layers[:layer], own, *state.layers[layer + 1 :]))
 
     def moved(self, state: IncrtState, step: int, plan: Plan, moves: Moves) -> IncrtState:
         """Where heads came or went the demand is measured anew; a copied block asks for what its source asked for."""

@@ -52,7 +52,7 @@ def _story(name: str, growth: RunGrowth, rows: Sequence[Entry], last_step: int) 
 
 def _depth_story(rows: Sequence[Entry]) -> str:
     if not rows:
-        return "Left the blocks as they are: twice as many have not been worth their price so far."
+        return "Left the blocks as they are so far."
     return f"Doubled the blocks {counted(len(rows), 'time')}."
 
 
