@@ -249,8 +249,7 @@ def test_two_processes_grow_as_one_does(arm: str, arms: Runs, tmp_path: Path) ->
         for demand, its, noise, _ in zip(*found, strict=True):
             assert (demand is None) == (its is None)
             # Rounding is far below what a demand is known to.
-            near = pytest.approx(its, rel=2e-3, abs=0.2 * (noise or 0) + 1e-5)
-            assert demand is None or demand == near, (mine["step"], mine)
+            assert demand is None or demand == pytest.approx(its, rel=2e-3, abs=0.2 * (noise or 0) + 1e-5), mine["step"]
     assert_nearly_equal_weights(run, single)
     losses = ([entry["loss"] for entry in metrics(one) if "loss" in entry] for one in (run, single))
     assert next(losses) == pytest.approx(next(losses), rel=1e-2)
