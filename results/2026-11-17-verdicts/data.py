@@ -1,6 +1,6 @@
 """The shared mixture as two prepared folders, one to train on and one that is held out; three minutes of one core.
 
-python results/2026-11-17-verdicts/data.py /work/shared/data /tmp/lm
+python results/2026-11-17-verdicts/data.py ../shared/data /tmp/lm
 python scripts/carry_data.py pack /tmp/lm/train --held-out /tmp/lm/val --to carry/lm --mib 46   # as long again
 for part in 1 2; do python scripts/carry_data.py unpack carry/lm/part-$part --to /tmp/lm/data; done
 """
