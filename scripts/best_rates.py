@@ -13,55 +13,21 @@ from __future__ import annotations
 
 import argparse
 import json
-import shutil
 import sys
-import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from runs import run_one
+from runs import Lines, listed
 
 Line = dict[str, Any]
 
 
-class Trainings:
-    """The lines of a file, to which those that are missing are added as they are asked for."""
-
-    def __init__(self, base: str, out: Path, limit: float) -> None:
-        self.base, self.out, self.end, self.longest = base, out, time.monotonic() + limit, 0.0
-        lines = out.read_text().splitlines() if out.exists() else []
-        self.known: dict[str, Line] = {line["line"]: line for line in map(json.loads, lines)}
-
-    def loss(self, arm: str, rate: float, steps: int, seed: int) -> float | None:
-        """The held-out loss of a training, which is made unless it is there; None if there is no time for it."""
-        text = f"{arm} --optimizer.lr {rate:g} --train.steps {steps} --train.seed {seed} --data.seed {seed}"
-        if text not in self.known and not self._train(text, rate, steps, seed):
-            return None
-        loss: float = self.known[text]["held_out"]
-        return loss
-
-    def _train(self, text: str, rate: float, steps: int, seed: int) -> bool:
-        begin = time.monotonic()
-        if begin + self.longest > self.end:
-            print("no time is left for", text, flush=True)
-            return False
-        place = Path(tempfile.mkdtemp(dir="/dev/shm" if Path("/dev/shm").is_dir() else None))
-        try:
-            line = run_one(self.base, text, place / "run") | {"rate": rate, "length": steps, "seed": seed}
-        finally:
-            shutil.rmtree(place)
-        with self.out.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
-        self.known[text] = line
-        torch.cuda.empty_cache()
-        self.longest = max(self.longest, time.monotonic() - begin)
-        print(f"{line['name']:<12} {rate:g} {steps} {seed}: {line['held_out']:.4f} {line['training_seconds']:.1f} s",
-              flush=True)  # fmt: skip
-        return True
+def held_out_loss(lines: Lines, arm: str, rate: float, steps: int, seed: int) -> float | None:
+    """The held-out loss of a training, which is made unless it is there; None if there is no time for it."""
+    text = f"{arm} --optimizer.lr {rate:g} --train.steps {steps} --train.seed {seed} --data.seed {seed}"
+    line = lines.known.get(text) or lines.train(text, rate=rate, length=steps, seed=seed)
+    return None if line is None else line["held_out"]
 
 
 def mean(losses: Sequence[float | None]) -> float | None:
@@ -115,18 +81,19 @@ def main() -> None:
     parser.add_argument("--limit", type=float, default=float("inf"), help="seconds")
     given = parser.parse_args()
     part, parts = map(int, given.part.split("/"))
-    arms = [arm for arm in (text.partition("#")[0].strip() for text in given.arms.read_text().splitlines()) if arm]
-    lengths, trainings = numbers(given.lengths), Trainings(given.base, given.out, given.limit)
+    lengths, lines = numbers(given.lengths), Lines(given.base, given.out, given.limit)
     chosen = {}
-    for arm in arms[part::parts]:
-        losses = {rate: mean([trainings.loss(arm, rate, lengths[0], seed) for seed in numbers(given.tune)])
-                  for rate in map(float, given.rates.split(","))}  # fmt: skip
+    for arm in listed(given.arms)[part::parts]:
+        losses = {
+            rate: mean([held_out_loss(lines, arm, rate, lengths[0], seed) for seed in numbers(given.tune)])
+            for rate in map(float, given.rates.split(","))
+        }
         chosen[arm] = best(losses)
     for seed in [*numbers(given.tune), *numbers(given.seeds)]:
         for length in lengths:
             for arm, rate in chosen.items():
                 if rate is not None:
-                    trainings.loss(arm, rate, length, seed)
+                    held_out_loss(lines, arm, rate, length, seed)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@
 
 `run` adds a line per run and passes over those that are there, so that it can be stopped and called again; `--limit`
 stops it by itself after so many seconds. `table` puts the lines together. One run takes about half a minute on an idle
-core. What the lists `tuning`, `test` and `second-test` are for stands in results/2026-11-17-demand/split.md.
+core. What the lists are for stands in results/2026-11-17-demand/split.md.
 """
 
 from __future__ import annotations

@@ -25,6 +25,7 @@ from meristem.runs.log import Log, positions, rewind_log
 from meristem.runs.origin import ORIGIN_FILE
 from meristem.runs.run_folder import RunFolder, binding
 from meristem.training.distributed import Processes
+from meristem.training.length import updates_left
 
 logger = logging.getLogger(__name__)
 
@@ -85,19 +86,12 @@ def restore_logs(folder: RunFolder, checkpoint: Checkpoint | None, say: Say, *, 
     if checkpoint is not None:
         wanted.append({"step": step, "event": "checkpoint", "path": checkpoint_name(step)})
     wanted += [rewind_event(rewind) for rewind in folder.rewinds if rewind.to_step <= step]
-    if early or (checkpoint is not None and updates_left(checkpoint, folder.config) == 0):
+    if early or (checkpoint is not None and updates_left(checkpoint.state, checkpoint.step, folder.config) == 0):
         wanted.append({"step": step, "event": "finished", **finished_facts(early)})
     events = Log(folder.events)
     for event in wanted:
         if event not in told:
             events.append(event)
-
-
-def updates_left(checkpoint: Checkpoint, config: Config) -> int:
-    """How many updates of a run come after a checkpoint; of one that FLOPs end, as many as it says itself."""
-    if config.train.flops is not None:
-        return int(checkpoint.state["left"])
-    return max(0, config.train.steps - checkpoint.step)
 
 
 def finished_facts(early: bool) -> dict[str, bool]:

@@ -23,6 +23,7 @@ from meristem.model import Transformer
 from meristem.plan import Loop, Plan
 from meristem.runs.entries import growth_events, sound_loop_growth, sound_observations
 from meristem.runs.run_folder import RunFolder
+from meristem.training.length import updates_left
 
 ENTROPIES = ("sgt", "observe")  # policies that measure them
 
@@ -158,7 +159,7 @@ def _structure(source: Path) -> tuple[Plan, list[list[float]] | None]:
     if source.is_file():
         return Plan.load(source), None
     folder = RunFolder.open(source)
-    if (folder.newest_state or {}).get("left", folder.config.train.steps - folder.newest_step) > 0:
+    if updates_left(folder.newest_state or {}, folder.newest_step, folder.config) > 0:
         raise RunError(f"{source}: has not ended yet (step {folder.newest_step}); `like` takes finished runs")
     plan, steps = folder.newest_plan, folder.config.train.steps  # of the last structure, whatever came before
     decisions = sound_loop_growth(growth_events(folder.read(folder.events), steps), plan)

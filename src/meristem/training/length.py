@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from meristem.config import Config
 from meristem.errors import InputError
@@ -66,3 +68,9 @@ def as_found(config: Config, began: Config) -> Config:
         return config
     growth = replace(config.growth, steps=began.growth.steps)
     return replace(config, train=replace(config.train, steps=began.train.steps), growth=growth)
+
+
+def updates_left(state: Mapping[str, Any], step: int, config: Config) -> int:
+    """How many updates of a run come after a checkpoint of this state; of one that FLOPs end, as many as it says."""
+    left = state.get("left") if config.train.flops is not None else None
+    return max(0, config.train.steps - step) if left is None else int(left)

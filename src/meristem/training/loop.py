@@ -58,11 +58,10 @@ from meristem.training.going_on import (
     go_back,
     load_agreed,
     restore_logs,
-    updates_left,
 )
 from meristem.training.gradients import Gradients
 from meristem.training.growth_from_config import make_grower, starting_plan
-from meristem.training.length import Length, as_found, with_steps
+from meristem.training.length import Length, as_found, updates_left, with_steps
 from meristem.training.meter import Clock, PendingReadings, StepReading, TimeSpent
 from meristem.training.optimizer import guarded_update, make_optimizer
 from meristem.training.recorder import Progress, Recorder, due
@@ -153,7 +152,7 @@ def resume(out: str | Path, config: Config | None = None, *, from_start: bool = 
         evaluations = _evaluations(folder, 0 if checkpoint is None else checkpoint.step)
         best = best_of(evaluations, config.eval.best_by)
         peers.wait()  # nothing is changed before all have read it
-        full = checkpoint is not None and updates_left(checkpoint, config) == 0
+        full = checkpoint is not None and updates_left(checkpoint.state, checkpoint.step, config) == 0
         early = not full and best.exhausted(config.eval.patience)
         ended = full or early
         if peers.first:

@@ -111,13 +111,13 @@ class Depth(Policy):
             return plan
         if plan.is_looped:
             raise InputError("plan", plan.digest[:12], "has loops or repeats, which would not follow copies of blocks")
-        start = self._best_start(plan) if self.start_layers is None else self.start_layers
-        if self.start_layers is None and start >= len(plan.layers):
-            return plan
-        if start >= len(plan.layers):
+        if self.start_layers is None:
+            start = self._best_start(plan)
+            return plan if start == len(plan.layers) else replace(self, start_layers=start).prepare(plan)
+        if self.start_layers >= len(plan.layers):
             most = f"must be below the {len(plan.layers)} layers of the plan, which are the most there can be"
             raise InputError("start_layers", self.start_layers, most)
-        return replace(plan, layers=plan.layers[:start], target=plan.layers)
+        return replace(plan, layers=plan.layers[: self.start_layers], target=plan.layers)
 
     def _best_start(self, plan: Plan) -> int:
         """The fewest blocks that are best for what `total_steps` updates of them cost."""

@@ -96,9 +96,7 @@ class Incrt(Births):
     warm_up: int = 300  # before the first
     last_birth: float = 0.7  # none after this, as there would be no time to learn: part of the run up to 1, or updates
     max_heads: int = 0  # of a layer; 0 for no limit
-    budget: str | None = (
-        None  # for the whole model, such as heads=24, parameters=1.2 or time=1.1; spent where it is worth most
-    )
+    budget: str | None = None  # for the whole model: heads=24, parameters=1.2 or time=1.1
     certainty: float = 4.0  # the demand must be this many standard errors above zero
     share: float = 0.03  # and this share of its largest value in the layer
     steady: float = 0.8  # and not be falling by itself: at least this share of the value before
@@ -171,11 +169,11 @@ class Incrt(Births):
 
     def feeding(self, state: IncrtState, step: int, plan: Plan) -> tuple[Gauge, ...]:
         """At first every batch, in which the model is seen without attention; then every few updates."""
-        if self._is_spent(state, plan):
-            return ()
         if step <= self.calibration:
             return (self.gauge,)
-        return self.remembers if step % self.feed_every == 0 else self._clock
+        if step % self.feed_every:
+            return self._clock
+        return () if self._is_spent(state, plan) else self.remembers
 
     def needs(self, state: IncrtState, step: int, plan: Plan) -> tuple[Gauge, ...] | None:
         due = step > self.calibration and step % self.decide_every == 0 and not self._is_spent(state, plan)
@@ -235,10 +233,11 @@ class Incrt(Births):
             return state, []
         first, had = state.start or (budget.used(plan, seconds), heads)
         state = replace(state, start=(first, had))
+        by_worth = sorted(asking, key=lambda layer: -demand[layer].worth)
         if self._clock and heads == had:  # nobody knows yet what time a head takes: one is born to find out
-            asking = sorted(asking, key=lambda layer: -demand[layer].worth)[:1]
+            by_worth = by_worth[:1]
         afforded: list[int] = []
-        for layer in sorted(asking, key=lambda layer: -demand[layer].worth):
+        for layer in by_worth:
             larger = plan.with_layer(layer, with_head(plan.layers[layer]))
             # A head is taken to need as much time as those that were born so far.
             later = seconds + (len(afforded) + 1) * (seconds - first) / max(1, heads - had)
