@@ -85,10 +85,16 @@ NEWER = {
     "teacher-8, mean 2": KnownTask("teacher", 8, mean=2.0),
     "teacher-5, mean 3, width 48": KnownTask("teacher", 5, mean=3.0, width=48),
 }
-ALL = {**TEST, **NEW, **NEWER}
+NEWEST = {
+    "noise, mean 0.5, 640 rows": KnownTask("noise", 1, mean=0.5, rows=640),
+    "teacher-6, mean 2": KnownTask("teacher", 6, mean=2.0),
+    "teacher-3, rank 3": KnownTask("teacher", 3, rank=3),
+    "teacher-7, width 48": KnownTask("teacher", 7, width=48),
+}
+ALL = {**TEST, **NEW, **NEWER, **NEWEST}
 LISTS = {
     "plain": PLAIN, "tuning": TUNING, "test": TEST, "second-test": {**ISSUE, **NEW}, "third-test": {**NEWER, **ISSUE},
-    "all": ALL,
+    "fourth-test": {**NEWEST, **ISSUE}, "all": ALL,
 }  # fmt: skip
 POLICIES: dict[str, Incrt | Published] = {
     "demand": Incrt(),  # a feed in 5 updates

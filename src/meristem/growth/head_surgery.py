@@ -19,6 +19,11 @@ from meristem.errors import InputError
 from meristem.plan import LayerPlan, Loop
 
 
+# What a newborn's values are scaled by. The optimizer's first steps of `out` are as long as those of old heads, so with
+# values of full size the newborn would write much before it has learnt what.
+NEWBORN_VALUES = 0.05
+
+
 class Head(NamedTuple):
     """The slices of one head: queries, keys and values (e, d), and what writes to the stream, (d, e).
 
@@ -197,7 +202,7 @@ def newborn_head(layer: LayerPlan, width: int, directions: tuple[Tensor, Tensor,
     """A head for a layer of a model of this width that writes nothing yet.
 
     Its queries, keys and values (e, d) are those of a scout that has found what is asked for; where there is none they
-    are drawn at random.
+    are drawn at random. Values have rows of norm 1 in either case, and are made small here.
 
     >>> head = newborn_head(plan.layers[0], plan.width, None, seed=0)
     >>> head.query.shape, int(head.out.count_nonzero())
@@ -206,6 +211,7 @@ def newborn_head(layer: LayerPlan, width: int, directions: tuple[Tensor, Tensor,
     generator = torch.Generator().manual_seed(seed)
     drawn = torch.randn(3, layer.head_dim, width, generator=generator) / width**0.5
     query, key, value = drawn.unbind() if directions is None else directions
+    value = NEWBORN_VALUES * value
     shared = layer.heads != layer.kv_heads
     return Head(query, None if shared else key, None if shared else value, torch.zeros(width, layer.head_dim))
 
