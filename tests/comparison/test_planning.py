@@ -20,6 +20,7 @@ from meristem.comparison.planning import (
     known_keys,
     measuring_keys,
     seed_key,
+    updates_of,
 )
 from meristem.comparison.results import Result
 from meristem.errors import InputError, RunError
@@ -141,7 +142,9 @@ def test_an_arm_that_finds_its_depth_is_given_its_flops_and_not_measured(tmp_pat
     arms = {"depth": {"model.schedule": "uniform", "growth.policies": ["depth"]}, "all": {"model.schedule": "uniform"}}
     found = comparison(tmp_path, data, arms=arms, primary=["depth", "all"], budget={"kind": "flops", "flops": budget})
     assert measuring_keys(found, {}) == []
-    assert configuration(found, RunKey("depth", 0), {}).train.flops == budget
+    config = configuration(found, RunKey("depth", 0), {})
+    assert config.train.flops == budget
+    assert updates_of(config) == 30
     known = trained(found, tmp_path / "out")
     assert {known[RunKey("depth", seed)].steps for seed in found.seeds} == {30}
     assert {known[RunKey("all", seed)].steps for seed in found.seeds} == {-(-budget // step_flops(48, 2))}

@@ -20,6 +20,7 @@ from meristem.comparison.planning import RunKey, configuration
 from meristem.comparison.record import show
 from meristem.comparison.results import read_result
 from meristem.comparison.running import (
+    Slowest,
     as_begun,
     check_room,
     finished_runs,
@@ -205,6 +206,15 @@ def test_no_run_is_begun_that_would_end_too_late(data: Path, tmp_path: Path) -> 
     results = run_comparison(comparison, tmp_path / "out", limit=60, say=said.append)
     assert {key.arm for key in results} == {"a"}
     assert said[-1].startswith("no time is left for")
+
+
+def test_lines_of_such_a_device_tell_how_long_a_run_would_take(done: Path, data: Path, tmp_path: Path) -> None:
+    """They say so before any run has ended here; those of other devices, or of more runs side by side, do not."""
+    line = next(iter(read_lines([with_lines(done, tmp_path / "there")], tmp_path).values()))
+    slow = replace(line, result=replace(line.result, training_seconds=100.0 * line.result.steps), jobs=2)
+    device = line.result.device
+    assert Slowest.of_lines({"one": slow}, 2, device).seconds(7) == pytest.approx(700, rel=0.1)
+    assert Slowest.of_lines({"one": slow}, 1, device) == Slowest.of_lines({"one": slow}, 2, "another") == Slowest()
 
 
 def test_another_structure_is_refused_wherever_it_comes_from(done: Path, data: Path) -> None:

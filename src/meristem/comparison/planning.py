@@ -231,7 +231,7 @@ def _matched(comparison: Comparison, key: RunKey, config: Config, results: Resul
     elif key.measuring == 1:
         return config
     elif kind == "flops" and not grows:
-        updates = wanted(comparison, key, results) / _task(config).step_flops(starting_plan_of(config)).causal
+        updates = wanted(comparison, key, results) / _step_flops(config)
     else:
         rounds = key.measuring - 1 if key.measuring else _rounds(comparison, key.arm, results)
         updates = _measured_updates(comparison, key, results, rounds)
@@ -332,6 +332,17 @@ def _sized(config: Config, parameters: float) -> Config:
 def starting_plan_of(config: Config) -> Plan:
     """The structure that a run begins with."""
     return starting_plan(config, initial_plan(config, _data(config.data.path)))
+
+
+def updates_of(config: Config) -> int:
+    """The most updates that a run can have: where its FLOPs end it, as many as its first structure could make."""
+    flops = config.train.flops
+    return config.train.steps if flops is None else int(flops // _step_flops(config))
+
+
+def _step_flops(config: Config) -> int:
+    """Training FLOPs of the first update."""
+    return int(_task(config).step_flops(starting_plan_of(config)).causal)
 
 
 def _task(config: Config) -> Any:

@@ -63,6 +63,11 @@ class Result:
     def tokens_per_second(self) -> float:
         return self.tokens / self.training_seconds if self.training_seconds else 0.0
 
+    @property
+    def all_seconds(self) -> float:
+        """From the first update on, with compilation, evaluation and saving."""
+        return self.training_seconds + self.compilation_seconds + self.evaluation_seconds + self.saving_seconds
+
     def seconds_to(self, loss: float) -> float | None:
         """Training seconds until the first evaluation at or below a held-out loss; None if there was none."""
         reached = next((step for step, value in self.held_out if value <= loss), None)

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import reduce
 from pathlib import Path
 
 import torch
@@ -33,6 +34,7 @@ from meristem.comparison.planning import (
     known_keys,
     starting_plan_of,
     timed_arms,
+    updates_of,
 )
 from meristem.comparison.results import Result, has_diverged, is_finished, lost_result, read_result
 from meristem.comparison.tables import MEASURES
@@ -72,6 +74,12 @@ class Slowest:
 
     update: float = 0.0
     besides: float = 0.0
+
+    @classmethod
+    def of_lines(cls, lines: Lines, jobs: int, device: str) -> Slowest:
+        """By runs of earlier calls on such a device, as many side by side; how long those took to start is unknown."""
+        alike = (line.result for line in lines.values() if (line.jobs, line.result.device) == (jobs, device))
+        return reduce(lambda slowest, result: slowest.with_run(result.all_seconds, result), alike, cls())
 
     def with_run(self, seconds: float, result: Result) -> Slowest:
         """With a run that has ended, after so many seconds in all."""
@@ -177,7 +185,9 @@ def run_comparison(
     say(f"{counted(count_of_runs(comparison, results), 'run')} in {out}; {len(results)} done")
     timed = {*timed_arms(comparison)}
     running: list[Running] = []
-    begun, made, changed, gpus, slowest = time.monotonic(), 0, True, visible_gpus(), Slowest()
+    begun, made, changed, gpus = time.monotonic(), 0, True, visible_gpus()
+    device = choose_device(str(comparison.values.get("train.device", "auto")))
+    slowest = Slowest.of_lines(lines, jobs, describe_device(device))
     with _stoppable():
         try:
             while len(results) < (total := count_of_runs(comparison, results)):
@@ -188,7 +198,7 @@ def run_comparison(
                         results[key] = known
                         continue
                     config = configuration(comparison, key, results)
-                    if time.monotonic() - begun + slowest.seconds(config.train.steps) > limit:
+                    if time.monotonic() - begun + slowest.seconds(updates_of(config)) > limit:
                         continue
                     side_by_side = 1 if _is_timed(key, timed) else jobs
                     check_room(key, config, side_by_side, gpus)

@@ -18,7 +18,6 @@ from torch.nn.functional import pad
 from meristem.errors import InputError
 from meristem.plan import LayerPlan, Loop
 
-
 # What a newborn's values are scaled by. The optimizer's first steps of `out` are as long as those of old heads, so with
 # values of full size the newborn would write much before it has learnt what.
 NEWBORN_VALUES = 0.05
