@@ -38,7 +38,7 @@ from meristem.growth import (
 )
 from meristem.growth.policies import POLICIES
 from meristem.runs.run_folder import RunFolder
-from meristem.training.loop import train
+from meristem.training.train import train
 from training.helpers import tiny_config
 
 OLD = Path(__file__).parent / "fixtures" / "runs-2026-11-16"

@@ -11,7 +11,7 @@ import torch
 import transformers
 
 from meristem.runs.run_folder import RunFolder
-from meristem.training.loop import resume
+from meristem.training.train import resume
 from training.helpers import assert_equal_runs, copy_run, final_state, run_jobs, tiny_config, trained
 from training.test_distributed import assert_close_runs
 

@@ -74,10 +74,10 @@ def test_an_import_upwards_is_named(tmp_path: Path) -> None:
     package.mkdir(parents=True)
     (package / "sampler.py").write_text(
         "from typing import TYPE_CHECKING\n\nfrom meristem.errors import InputError\n\n"
-        "if TYPE_CHECKING:\n    from meristem.training.loop import train\n\n"
+        "if TYPE_CHECKING:\n    from meristem.training.train import train\n\n"
         "def later():\n    from meristem import cli\n"
     )
     assert upward_imports(tmp_path) == [
-        "meristem/data/sampler.py:6: data imports meristem.training.loop, which is in a later layer",
+        "meristem/data/sampler.py:6: data imports meristem.training.train, which is in a later layer",
         "meristem/data/sampler.py:9: data imports meristem.cli, which is in a later layer",
     ]

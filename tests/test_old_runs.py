@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from commands import Call
-from meristem.training.loop import resume
+from meristem.training.train import resume
 
 OLD = Path(__file__).parent / "fixtures" / "runs-2026-11-16"
 DATA = {"loops": "texts", "heads": "texts", "classifier": "rows"}

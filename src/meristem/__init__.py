@@ -44,9 +44,9 @@ if TYPE_CHECKING:
     from meristem.pruning import PruneSettings, prune_run
     from meristem.runs.own_loop import restore, save
     from meristem.runs.run_folder import load_run
-    from meristem.training.loop import resume, train
     from meristem.training.muon import Muon
     from meristem.training.optimizer import parameter_groups
+    from meristem.training.train import resume, train
 
 # Names come from their modules when they are first used, so that `meristem --help` need not wait for torch.
 _HOMES = {
@@ -94,10 +94,10 @@ _HOMES = {
     "prune_run": "meristem.pruning",
     "release": "meristem.decoding",
     "restore": "meristem.runs.own_loop",
-    "resume": "meristem.training.loop",
+    "resume": "meristem.training.train",
     "save": "meristem.runs.own_loop",
     "stream": "meristem.decoding",
-    "train": "meristem.training.loop",
+    "train": "meristem.training.train",
 }
 
 __all__ = [

@@ -11,7 +11,7 @@ from meristem.comparison.planning import RunKey, Waiting, configuration, known_k
 from meristem.comparison.results import Result
 from meristem.comparison.running import finished_runs
 from meristem.config import build_config
-from meristem.training.loop import train
+from meristem.training.train import train
 from training.helpers import TINY
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from commands import Call
 from comparison.helpers import base_file
-from meristem.training.loop import train
+from meristem.training.train import train
 from training.helpers import prepared, tiny_config
 
 FILE = """

@@ -31,7 +31,7 @@ from meristem.comparison.running import (
 from meristem.config import check_resumable
 from meristem.errors import InputError, RunError
 from meristem.runs.run_folder import RunFolder
-from meristem.training.loop import train
+from meristem.training.train import train
 from training.helpers import assert_equal_runs, copy_run, events, metrics, prepared, start
 
 SGT = {"model.schedule": "uniform", "growth": {"policies": ["sgt"], "sgt": {"start": 2, "window": 3}}}
@@ -287,7 +287,7 @@ def test_more_runs_side_by_side_than_memory_allows_are_refused(
     tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = configuration(asked(tmp_path, data), RunKey("sgt", 0), {})
-    monkeypatch.setattr("meristem.training.loop.memory_of", lambda device: 2**26)
+    monkeypatch.setattr("meristem.training.train.memory_of", lambda device: 2**26)
     check_room(RunKey("sgt", 0), config, 1, [])
     with pytest.raises(InputError, match=r"jobs = 512: must be fewer: sgt, seed 0 does not fit 512 times on"):
         check_room(RunKey("sgt", 0), config, 512, [])

@@ -27,7 +27,7 @@ import torch
 import meristem
 from commands import Call, Said
 from meristem.config import Config, load_config
-from meristem.training.loop import train
+from meristem.training.train import train
 from meristem.watch.server import Server
 
 from .blocks import SHELL, Block, lines_of, words_of

@@ -24,7 +24,7 @@ from meristem.model.growable import Growable
 from meristem.moves import Moves
 from meristem.plan import Plan
 from meristem.runs.own_loop import restore, save
-from meristem.training.loop import train
+from meristem.training.train import train
 
 from .helpers import tiny_plan, tokens_of
 

@@ -18,7 +18,7 @@ from meristem.cli import main
 from meristem.decoding import Sampling
 from meristem.model import Decoder
 from meristem.plan import Plan, Rotary
-from meristem.training.loop import resume
+from meristem.training.train import resume
 
 from .helpers import CHECKPOINTS, CONTEXT, LLAMA3, VOCABULARY, random_model, saved, their_logits, transformers
 

@@ -24,7 +24,8 @@ from meristem.report.page.file import report_page
 from meristem.report.page.repeat import repeat_command
 from meristem.report.run_growth import RunGrowth
 from meristem.runs.run_folder import RunFolder, load_run
-from meristem.training.loop import Outcome, resume, train
+from meristem.training.loop import Outcome
+from meristem.training.train import resume, train
 from training.helpers import CPU, EAGER_HEADS, STEPS, tiny_config, trained
 
 FREE = PruneSettings(keep=0.5, tolerance=math.inf, sequences=16)

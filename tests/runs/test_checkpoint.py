@@ -35,7 +35,7 @@ from meristem.runs.checkpoint import (
 )
 from meristem.runs.run_folder import RunFolder, load_run
 from meristem.runs.tensor_file import save_tensors
-from meristem.training.loop import resume
+from meristem.training.train import resume
 from training.helpers import STEPS, assert_equal_runs, copy_run
 
 ALL_FILES = (*FILES, MANIFEST)

@@ -24,8 +24,8 @@ from meristem.runs.divergence import Rewind, batch_number, load_rewinds
 from meristem.runs.run_folder import RunFolder
 from meristem.training import going_on, loop, tasks
 from meristem.training.gradients import Gradients
-from meristem.training.loop import resume, train
 from meristem.training.optimizer import guarded_update
+from meristem.training.train import resume, train
 from training.helpers import (
     EAGER_HEADS,
     STEPS,

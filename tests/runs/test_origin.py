@@ -15,7 +15,7 @@ from meristem.files import sha256_of
 from meristem.plan import Plan
 from meristem.runs.checkpoint import MANIFEST, STATE, list_checkpoints
 from meristem.runs.run_folder import RunFolder, load_run
-from meristem.training.loop import resume
+from meristem.training.train import resume
 from training.helpers import STEPS, assert_equal_runs, copy_run, metrics, trained
 
 

@@ -13,7 +13,8 @@ from meristem.config import override
 from meristem.data import ByteTokenizer, prepare
 from meristem.errors import RunError
 from meristem.runs.run_folder import RunFolder
-from meristem.training.loop import Outcome, resume, train
+from meristem.training.loop import Outcome
+from meristem.training.train import resume, train
 from training.helpers import STEPS, copy_run, metrics, tiny_config, write_texts
 
 

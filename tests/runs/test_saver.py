@@ -22,7 +22,7 @@ from meristem.runs.checkpoint import (
 )
 from meristem.runs.run_folder import RunFolder
 from meristem.runs.saver import Saver
-from meristem.training.loop import resume, train
+from meristem.training.train import resume, train
 from training.helpers import assert_equal_runs, saves, tiny_config
 
 

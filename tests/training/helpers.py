@@ -20,7 +20,7 @@ from meristem.config import Config, build_config
 from meristem.data import ByteTokenizer, LabelledIndex, prepare, prepare_labelled
 from meristem.runs.checkpoint import list_checkpoints, load_checkpoint, step_of
 from meristem.runs.run_folder import RunFolder
-from meristem.training.loop import train
+from meristem.training.train import train
 
 CPU = torch.device("cpu")
 Job = tuple[int | str | Path, ...]

@@ -25,7 +25,7 @@ from chaos.kill_loop import kill_again_and_again
 from meristem.config import load_config, override
 from meristem.runs.run_folder import RunFolder
 from meristem.training.distributed import processes
-from meristem.training.loop import resume, train
+from meristem.training.train import resume, train
 from training import shard_checks
 
 PATIENCE = 600  # seconds after which a job counts as hanging

@@ -23,8 +23,8 @@ from meristem.runs.checkpoint import list_checkpoints, load_checkpoint
 from meristem.runs.run_folder import RunFolder, load_run
 from meristem.training.averaging import averaged, update_average
 from meristem.training.gradients import Gradients
-from meristem.training.loop import resume
 from meristem.training.optimizer import guarded_update, make_optimizer
+from meristem.training.train import resume
 from runs.test_divergence import bad_batches
 
 from .helpers import CPU, assert_equal_runs, copy_run, final_tensors, metrics, run_jobs, tiny_config, trained

@@ -17,7 +17,7 @@ from meristem.runs.best import Best, best_of
 from meristem.runs.checkpoint import list_checkpoints, step_of
 from meristem.runs.run_folder import RunFolder, load_run
 from meristem.training import tasks
-from meristem.training.loop import resume
+from meristem.training.train import resume
 
 from .helpers import assert_equal_runs, copy_run, metrics, prepared_labelled, tiny_config, trained
 from .test_loop import poison

@@ -18,7 +18,7 @@ from meristem.report.pictures import draw_growth, draw_loss, run_text
 from meristem.runs.checkpoint import checkpoint_name, list_checkpoints, load_checkpoint, step_of
 from meristem.runs.lock import run_lock
 from meristem.runs.run_folder import RunFolder, load_run
-from meristem.training.loop import resume, train
+from meristem.training.train import resume, train
 from runs.test_divergence import bad_batches
 
 from .helpers import assert_equal_runs, events, final_state, metrics, prepared, run_jobs, tiny_config, trained
@@ -236,7 +236,7 @@ from pathlib import Path
 from killing import killed_at, operations
 from meristem.config import load_config
 from meristem.runs.run_folder import RunFolder
-from meristem.training.loop import resume, train
+from meristem.training.train import resume, train
 from training.helpers import assert_equal_runs
 folder = Path(sys.argv[1])
 config, out, whole = load_config(folder / "config.toml"), folder / "branch", folder / "whole"

@@ -21,8 +21,8 @@ from meristem.runs.run_folder import RunFolder
 from meristem.training.averaging import update_average
 from meristem.training.cuda_graph import RecordedStep
 from meristem.training.gradients import Gradients
-from meristem.training.loop import resume
 from meristem.training.optimizer import guarded_update, make_optimizer
+from meristem.training.train import resume
 
 from .helpers import copy_run, metrics, trained
 

@@ -11,7 +11,7 @@ import pytest
 from meristem.errors import InputError
 from meristem.report.page.data import run_data
 from meristem.runs.run_folder import RunFolder
-from meristem.training.loop import resume, train
+from meristem.training.train import resume, train
 
 from .helpers import assert_equal_runs, copy_run, final_state, metrics, run_jobs, tiny_config, trained
 

@@ -11,7 +11,7 @@ import torch
 
 from meristem.runs.checkpoint import list_checkpoints, load_checkpoint
 from meristem.runs.run_folder import RunFolder
-from meristem.training.loop import resume
+from meristem.training.train import resume
 
 from .helpers import STEPS, copy_run, environment, final_tensors, metrics, run_jobs, start, tiny_config, trained
 from .test_interruptions import wait_for_lines
@@ -133,8 +133,8 @@ DIVERGING = """
 import math, os, time
 from pathlib import Path
 from meristem.runs import saver
-from meristem.training import loop
-plain_gradients, plain_write, plain_back = loop.Gradients.__call__, saver.write_checkpoint, loop.go_back
+from meristem.training import loop, train
+plain_gradients, plain_write, plain_back = loop.Gradients.__call__, saver.write_checkpoint, train.go_back
 calls = 0
 def diverging(self, tokens, targets):
     global calls
@@ -148,7 +148,7 @@ def told(*arguments):
     good = plain_back(*arguments)
     Path("rewound-" + os.environ["RANK"]).write_text(str(good and good.step))
     return good
-loop.Gradients.__call__, saver.write_checkpoint, loop.go_back = diverging, slow, told
+loop.Gradients.__call__, saver.write_checkpoint, train.go_back = diverging, slow, told
 from meristem.cli import main
 main()
 """

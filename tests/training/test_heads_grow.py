@@ -22,7 +22,7 @@ from meristem.plan import Plan
 from meristem.runs.checkpoint import list_checkpoints, load_checkpoint
 from meristem.runs.run_folder import RunFolder, load_run
 from meristem.training.display import Lines
-from meristem.training.loop import resume, train
+from meristem.training.train import resume, train
 
 from .helpers import (
     EAGER_HEADS,

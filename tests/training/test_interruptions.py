@@ -14,8 +14,8 @@ import pytest
 
 from meristem.runs.checkpoint import list_checkpoints, load_checkpoint
 from meristem.runs.run_folder import RunFolder
-from meristem.training.loop import resume
 from meristem.training.signals import BROKEN_PIPE
+from meristem.training.train import resume
 
 from .helpers import assert_equal_runs, events, run_jobs, saves, start, tiny_config, trained
 

@@ -23,8 +23,8 @@ from meristem.training import loop, tasks
 from meristem.training.distributed import Processes
 from meristem.training.gradients import Gradients
 from meristem.training.held_out import held_out_windows
-from meristem.training.loop import resume, train
 from meristem.training.optimizer import guarded_update, learning_rate
+from meristem.training.train import resume, train
 
 from .helpers import CPU, STEPS, assert_equal_runs, events, final_tensors, metrics, tiny_config, trained
 
@@ -211,7 +211,7 @@ def test_a_batch_that_does_not_divide_among_processes_is_refused(
     def pretended(device: str) -> Iterator[Processes]:
         yield Processes(0, world, CPU)
 
-    monkeypatch.setattr(loop, "processes", pretended)
+    monkeypatch.setattr("meristem.training.train.processes", pretended)
     with pytest.raises(InputError, match=message):
         train(tiny_config(data, **changes), tmp_path / "run")
     assert not (tmp_path / "run").exists()

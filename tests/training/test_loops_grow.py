@@ -33,8 +33,8 @@ from meristem.runs.log import Log
 from meristem.runs.run_folder import RunFolder, load_run
 from meristem.training.display import Lines, Live
 from meristem.training.growth_from_config import starting_plan, structure_of
-from meristem.training.loop import resume, train
 from meristem.training.optimizer import make_optimizer
+from meristem.training.train import resume, train
 
 from .helpers import assert_equal_runs, copy_run, final_state, final_tensors, metrics, run_jobs, tiny_config, trained
 from .test_display import ESCAPES

@@ -17,9 +17,9 @@ from meristem.growth.apply import apply_edit
 from meristem.growth.head_surgery import newborn_head
 from meristem.runs.run_folder import RunFolder
 from meristem.training import muon
-from meristem.training.loop import resume
 from meristem.training.muon import Muon, orthogonalised
 from meristem.training.optimizer import guarded_update, make_optimizer
+from meristem.training.train import resume
 
 from .helpers import EAGER_BIRTHS, assert_equal_runs, copy_run, final_tensors, run_jobs, tiny_config
 from .helpers import trained as trained_run

@@ -23,10 +23,9 @@ from meristem.model import Classifier, Decoder, Transformer
 from meristem.model.transformer import Regions
 from meristem.plan import Gates, Loop, Plan
 from meristem.runs.run_folder import RunFolder
-from meristem.training import loop
 from meristem.training.compilation import recomputed
 from meristem.training.gradients import Gradients
-from meristem.training.loop import resume
+from meristem.training.train import resume
 
 from .helpers import CPU, assert_equal_runs, copy_run, run_jobs, tiny_config, trained
 from .test_distributed import assert_close_runs
@@ -220,7 +219,7 @@ def test_what_fits_only_with_recomputation_is_let_through(
     tokens = 2 * plan.context
     needed: dict[bool, Any] = {again: plan.memory(tokens, recompute=again).total for again in (False, True)}
     available = (needed[False] + needed[True]) // 2 + 8 * 4 * (plan.context + 1)
-    monkeypatch.setattr(loop, "memory_of", lambda device: available)
+    monkeypatch.setattr("meristem.training.train.memory_of", lambda device: available)
     said = r"for the whole training step.*take a smaller model or batch or train\.recompute"
     with pytest.raises(InputError, match=said):
         trained(data, tmp_path / "second")

@@ -19,8 +19,8 @@ from meristem.errors import InputError, Remedy, RunError
 from meristem.runs.checkpoint import MANIFEST, list_checkpoints
 from meristem.runs.run_folder import RunFolder
 from meristem.training import loop
-from meristem.training.loop import resume, train
 from meristem.training.optimizer import guarded_update
+from meristem.training.train import resume, train
 
 from .helpers import STEPS, assert_equal_runs, copy_run, events, prepared, saves, tiny_config, trained
 

@@ -17,7 +17,7 @@ from meristem.evaluation.audit_run import audit_run
 from meristem.evaluation.evaluate import evaluate_run
 from meristem.runs.checkpoint import checkpoint_name, list_checkpoints, load_checkpoint
 from meristem.runs.run_folder import RunFolder
-from meristem.training.loop import resume, train
+from meristem.training.train import resume, train
 from pretrained.helpers import LLAMA3, random_model, saved
 
 from .helpers import (

@@ -20,8 +20,8 @@ from meristem.errors import InputError
 from meristem.model import Classifier
 from meristem.runs.checkpoint import list_checkpoints, load_checkpoint
 from meristem.runs.run_folder import RunFolder, load_run
-from meristem.training.loop import resume, train
 from meristem.training.tasks import ClassificationTask, LanguageTask, initial_plan, make_task
+from meristem.training.train import resume, train
 
 from .helpers import (
     EAGER_BIRTHS,

@@ -17,7 +17,7 @@ from meristem.growth.events import GrowthEvent, event_from_dict
 from meristem.plan import Plan
 from meristem.runs.checkpoint import checkpoint_name, list_checkpoints, load_checkpoint
 from meristem.runs.run_folder import RunFolder, load_run
-from meristem.training.loop import resume, train
+from meristem.training.train import resume, train
 
 from .helpers import (
     EAGER_BIRTHS,

@@ -49,7 +49,7 @@ def train_command(
 ) -> None:
     """Train a model. Any value of the configuration can be given here: --train.steps 100."""
     from meristem.config import load_config
-    from meristem.training.loop import resume, train
+    from meristem.training.train import resume, train
 
     resolved = load_config(config, context.args, _note)
     exists = go_on and (out / "config.toml").is_file()
@@ -71,7 +71,7 @@ def resume_command(
     """Go on with a run from its newest whole checkpoint."""
     from meristem.config import override
     from meristem.runs.run_folder import RunFolder
-    from meristem.training.loop import resume
+    from meristem.training.train import resume
 
     _finish(lambda: resume(run, override(RunFolder.open(run).config, context.args), from_start=from_start))
 

@@ -45,7 +45,7 @@ from meristem.files import absolute, parsed_json, write_atomically
 from meristem.runs.origin import first_difference
 from meristem.runs.run_folder import RunFolder
 from meristem.training.length import as_found
-from meristem.training.loop import check_memory
+from meristem.training.train import check_memory
 from meristem.wording import counted, describe_time
 
 LAUNCHES = "launches.jsonl"

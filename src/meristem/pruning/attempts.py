@@ -19,8 +19,8 @@ from meristem.pruning.source import Source
 from meristem.pruning.writing import pruned_checkpoint, write_run
 from meristem.records import finite
 from meristem.runs.run_folder import load_run
-from meristem.training.loop import resume
 from meristem.training.tasks import make_task
+from meristem.training.train import resume
 
 MOST_REPAIRS = 4  # besides the first one, where that ends above the tolerance
 
