@@ -65,6 +65,22 @@ def test_its_rate_follows_what_is_spent(stacked: RunFolder) -> None:
     assert lines[-1]["lr"] == pytest.approx(3e-4)
 
 
+def test_parts_of_a_run_are_parts_of_the_updates_that_it_turns_out_to_have(data: Path, tmp_path: Path) -> None:
+    """A second copy at 0.8 of the run comes, although 0.8 of the updates of one block are never reached."""
+    settings = {"growth__policies": ["stack"], "growth__stack__at": [0.25, 0.8], "growth__stack__start_layers": 1}
+    shape = {"model__layers": 4, "model__schedule": "uniform", "checkpoint__every": 2, "checkpoint__keep": 20}
+    steps = trained(data, tmp_path / "plain", **shape, train__steps=1).plan
+    flops = 40.5 * replace(steps, layers=steps.layers[:1]).cost.training.causal * 4 * steps.context
+    run = trained(data, tmp_path / "run", train__flops=flops, **shape, **settings)
+    first, second = [event["step"] for event in run.read(run.events) if event.get("action") == "stack"]
+    reckoned = first + int((flops - first * update_flops(run, 1)) // update_flops(run, 2))
+    assert (first, second) == (10, round(0.8 * reckoned))
+    assert metrics(run)[-1]["step"] < 0.8 * 40
+    copy = copy_run(run, tmp_path / "copy", last=first + 2)
+    resume(copy.path)
+    assert_equal_runs(copy, run)
+
+
 @pytest.mark.parametrize("last", [8, 16])
 def test_it_is_resumed_bit_for_bit_before_and_after_its_growth(stacked: RunFolder, last: int, tmp_path: Path) -> None:
     copy = copy_run(stacked, tmp_path / "copy", last=last)

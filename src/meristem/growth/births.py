@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 from torch import Tensor
 
@@ -79,6 +79,9 @@ class Births(Policy):
     def last_birth_step(self) -> int:
         """Updates after which no head is born."""
         return last_step(self.last_birth, self.total_steps)
+
+    def lasting(self, total_steps: int) -> Self:
+        return replace(self, total_steps=total_steps)  # type: ignore[type-var]
 
     def prepare(self, plan: Plan) -> Plan:
         """The plan with `start_heads` in every layer, and what it had as ceilings."""

@@ -92,6 +92,7 @@ class Grower:
         check_model(model)
         self.model = model
         self.policies = _named(policies)
+        self._acting = dict(self.policies)  # with the length that the run turns out to have
         for policy in self.policies.values():
             policy.check(model.plan)
         self.attach(optimizer)
@@ -102,6 +103,15 @@ class Grower:
         self.done = 0
         self.whole: Callable[[], AbstractContextManager[None]] = nullcontext  # in which the model has whole weights
         self._tree()  # refuses states and settings that would not come back from a file
+
+    def lasts(self, total_steps: int) -> None:
+        """The run turns out to have so many updates: what policies do after a part of it they do then.
+
+        A state is bound to the length that policies were made with, so this is to be called again after `load`.
+
+        >>> grower.lasts(400)
+        """
+        self._acting = {name: policy.lasting(total_steps) for name, policy in self.policies.items()}
 
     def attach(self, optimizer: torch.optim.Optimizer | None) -> None:
         """Let an optimizer follow from now on, where it is made after the grower.
@@ -140,7 +150,7 @@ class Grower:
                 if self.instruments[gauge].looks:
                     growth.look()
                 self.instruments[gauge].feed(probe)
-            for name, policy in self.policies.items():
+            for name, policy in self._acting.items():
                 needs = policy.needs(self.states[name], self.done, self.model.plan)
                 if needs is not None:
                     self._follow(name, self._decided(name, needs, probe, growth), probe, growth)
@@ -151,7 +161,7 @@ class Grower:
     # --- measuring and deciding -------------------------------------------------------------------------------------
 
     def _feeding(self, name: str) -> tuple[Gauge, ...]:
-        return self.policies[name].feeding(self.states[name], self.done, self.model.plan)
+        return self._acting[name].feeding(self.states[name], self.done, self.model.plan)
 
     def _instrument(self, gauge: Gauge) -> Instrument:
         return self._fakes[gauge] if gauge in self._fakes else gauge.instrument(self.model)
@@ -161,7 +171,7 @@ class Grower:
 
     def _decided(self, name: str, needs: Sequence[Gauge], probe: Probe, growth: _Step) -> Decision:
         """A policy's decision from what it needs, and from what it finds out that it needs besides."""
-        policy, state, plan = self.policies[name], self.states[name], self.model.plan
+        policy, state, plan = self._acting[name], self.states[name], self.model.plan
         asked: dict[Gauge, None] = {}
         for _ in range(ROUNDS):
             if needs:

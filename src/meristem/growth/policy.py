@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any, ClassVar, get_type_hints
+from typing import Any, ClassVar, Self, get_type_hints
 
 from meristem.gauges.gauge import Gauge
 from meristem.growth.edits import Edit
@@ -111,6 +111,10 @@ class Policy:
 
     def check_length(self) -> None:
         """Refuse settings that have no effect in a run of this length; a configuration that is read is checked so."""
+
+    def lasting(self, total_steps: int) -> Self:
+        """The policy in a run that turns out to have so many updates: times that are parts of the run move with it."""
+        return self
 
     def prepare(self, plan: Plan) -> Plan:
         """The plan with what the policy must find in it before training; the model is built from this one."""

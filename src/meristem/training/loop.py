@@ -97,6 +97,7 @@ class Trainer:
             wrapped, device=device, compile=config.train.compile, recompute=config.train.recompute
         )
         self.length = Length(config, self.task, self.plan, self.progress.step, self.progress.flops)
+        self.tell_length()
         self.readings, self.clock = PendingReadings(), Clock()
         self.spent = TimeSpent(self.progress.seconds)
         self.saver = Saver(folder.checkpoints, config.checkpoint.keep)
@@ -274,11 +275,17 @@ class Trainer:
             self.spent.restructured()
             self.gradients.restructured(self.rewrapped() if growth.exchanged else None)
             record.restructured(step, self.plan)
+            self.tell_length()
         for event in growth.events:
             record.growth(event)
         if growth.observation is not None:
             record.observation(step, growth.observation)
         return stopping
+
+    def tell_length(self) -> None:
+        """Where FLOPs end the run, a larger model has fewer updates: parts of the run are parts of these."""
+        if self.grower is not None and self.config.train.flops is not None:
+            self.grower.lasts(self.end)
 
     def whole(self) -> AbstractContextManager[None]:
         """Within this the model has its whole weights on every process; all of them must come here."""

@@ -222,7 +222,7 @@ def test_predicted_heads_are_born_at_once_and_others_have_to_ask_for_more_and_mo
 def test_a_budget_is_spent_where_a_head_is_worth_most(budget: str | None, expected: list[int]) -> None:
     policy, plan = Incrt(budget=budget), Plan.from_heads([1, 1, 2], width=16)
     readings = [replace(STRONG, worth=worth) for worth in (0.2, 0.1, 0.3)]
-    state, layers = policy._afforded(policy.begin(plan), plan, (0, 1, 2), readings, {})
+    state, layers, _ = policy._afforded(policy.begin(plan), plan, (0, 1, 2), readings, {})
     assert layers == expected
     assert (state.start is None) == (budget is None)
 
@@ -233,8 +233,8 @@ def test_a_layer_that_asks_in_vain_goes_on_asking() -> None:
     readings = [replace(STRONG, worth=worth) for worth in (0.2, 0.1)]
     calibrated = policy.calibrated(policy.begin(plan), [STRONG] * 2)
     judged = policy.judge(calibrated, 500, readings, 1.0, missing=[3, 3])
-    state, layers = policy._afforded(judged.state, plan, judged.layers, readings, {})
-    assert (judged.layers, layers) == ((0, 1), [0])
+    state, layers, why_not = policy._afforded(judged.state, plan, judged.layers, readings, {})
+    assert (judged.layers, layers, why_not) == ((0, 1), [0], "the budget is spent")
     left = policy._refused(state, calibrated, 1)
     assert [layer.changed for layer in left.layers] == [500, 0]
     assert [layer.hits for layer in left.layers] == [0, policy.hits]
@@ -242,7 +242,7 @@ def test_a_layer_that_asks_in_vain_goes_on_asking() -> None:
 
 def test_nothing_is_measured_any_more_when_the_budget_is_spent() -> None:
     policy, plan = Incrt(budget="heads=5"), Plan.from_heads([1, 1, 2], width=16)
-    state, _ = policy._afforded(policy.begin(plan), plan, (0,), [STRONG] * 3, {})
+    state, *_ = policy._afforded(policy.begin(plan), plan, (0,), [STRONG] * 3, {})
     assert policy.feeding(state, 100, plan)
     assert policy.needs(state, 100, plan)
     spent = Plan.from_heads([2, 1, 2], width=16)
@@ -253,10 +253,10 @@ def test_nothing_is_measured_any_more_when_the_budget_is_spent() -> None:
 def test_a_budget_of_time_is_reckoned_from_what_heads_have_taken_so_far() -> None:
     policy, plan = Incrt(budget="time=1.5"), Plan.from_heads([1, 1], width=16)
     readings = [STRONG] * 2
-    state, layers = policy._afforded(policy.begin(plan), plan, (0, 1), readings, {StepTime(): 1.0})
-    assert layers == [0]  # nothing is known yet of what a head takes
+    state, layers, why_not = policy._afforded(policy.begin(plan), plan, (0, 1), readings, {StepTime(): 1.0})
+    assert (layers, why_not) == ([0], "one head is born first, to tell what time it takes")
     unknown = policy._afforded(policy.begin(plan), plan, (0, 1), readings, {StepTime(): math.nan})
-    assert unknown == (policy.begin(plan), [])
+    assert unknown == (policy.begin(plan), [], "no update was timed yet since the last change")
     larger = Plan.from_heads([2, 2], width=16)
     for seconds, more in ((1.2, [0, 1]), (1.3, [0]), (1.4, [])):  # 0.1, 0.15 and 0.2 for each
         assert policy._afforded(state, larger, (0, 1), readings, {StepTime(): seconds})[1] == more
@@ -336,3 +336,11 @@ def test_rows_are_held_back_as_a_share_but_enough_of_them() -> None:
     """A quarter at most, and none where that is asked for."""
     assert [Incrt().held_back(rows) for rows in (100_000, 2560, 1000, 512, 40)] == [5000, 128, 128, 128, 10]
     assert Incrt(hold_back=0.0).held_back(100_000) == 0
+
+
+def test_births_end_after_a_part_of_the_run_as_it_turns_out() -> None:
+    policy = Incrt(total_steps=1000, last_birth=0.7)
+    assert policy.lasting(400) == replace(policy, total_steps=400)
+    assert (policy.last_birth_step, policy.lasting(400).last_birth_step) == (700, 280)
+    given = replace(policy, last_birth=500)
+    assert given.lasting(400).last_birth_step == 500

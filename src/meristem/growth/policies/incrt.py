@@ -199,15 +199,17 @@ class Incrt(Births):
             "rank": [finite(form.rank) for form in demand.forms],
         }
         before = state
-        state, layers = self._afforded(judged.state, plan, judged.layers, demand.layers, readings)
+        state, layers, why_not = self._afforded(judged.state, plan, judged.layers, demand.layers, readings)
         for layer in judged.layers:
             if layer not in layers:
-                facts["rules"][layer] += f"; {SPENT}"
+                facts["rules"][layer] += f"; {why_not}"
                 state = self._refused(state, before, layer)
         changes, grown = [], plan
         for layer in layers:
             changes.append(birth(grown, step, layer, self.seed, judged.rules, facts, demand.directions[layer]))
             grown = changes[-1].edits[0].apply(grown)
+        if changes and self._is_spent(state, grown):
+            changes[-1] = replace(changes[-1], rule=f"{changes[-1].rule}; with it {SPENT}")
         return Decision(state, tuple(changes), measured=None if changes else facts)
 
     def _is_spent(self, state: IncrtState, plan: Plan) -> bool:
@@ -223,19 +225,22 @@ class Incrt(Births):
 
     def _afforded(
         self, state: IncrtState, plan: Plan, asking: Sequence[int], demand: Sequence[DemandReading], readings: Readings
-    ) -> tuple[IncrtState, list[int]]:
-        """The layers that a head can be paid for, those first to which it is worth most; all without a budget."""
+    ) -> tuple[IncrtState, list[int], str]:
+        """The layers that a head can be paid for, those first to which it is worth most, and why not the others.
+
+        Without a budget these are all.
+        """
         if not self.budget:
-            return state, list(asking)
+            return state, list(asking), ""
         budget, heads = BirthBudget.read(self.budget), sum(plan.heads)
         seconds = readings[self._clock[0]] if self._clock else 0.0
-        if not math.isfinite(seconds):  # no update was timed yet since the structure changed
-            return state, []
+        if not math.isfinite(seconds):
+            return state, [], "no update was timed yet since the last change"
         first, had = state.start or (budget.used(plan, seconds), heads)
         state = replace(state, start=(first, had))
-        by_worth = sorted(asking, key=lambda layer: -demand[layer].worth)
-        if self._clock and heads == had:  # nobody knows yet what time a head takes: one is born to find out
-            by_worth = by_worth[:1]
+        by_worth, why_not = sorted(asking, key=lambda layer: -demand[layer].worth), SPENT
+        if self._clock and heads == had:
+            by_worth, why_not = by_worth[:1], "one head is born first, to tell what time it takes"
         afforded: list[int] = []
         for layer in by_worth:
             larger = plan.with_layer(layer, with_head(plan.layers[layer]))
@@ -243,7 +248,7 @@ class Incrt(Births):
             later = seconds + (len(afforded) + 1) * (seconds - first) / max(1, heads - had)
             if budget.used(larger, later) <= budget.most(first):
                 plan, afforded = larger, [*afforded, layer]
-        return state, sorted(afforded)
+        return state, sorted(afforded), why_not
 
     def _refused(self, state: IncrtState, before: IncrtState, layer: int) -> IncrtState:
         """The state after a layer has asked in vain: nothing has changed there, and it goes on asking."""

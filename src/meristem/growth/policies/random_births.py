@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from meristem.errors import InputError
 from meristem.gauges.gauge import Gauge
@@ -75,6 +75,10 @@ class RandomBirths(Births):
         """The decisions at which a head can be born."""
         first = -(-max(self.warm_up, 1) // self.decide_every) * self.decide_every
         return range(first, self.last_birth_step + 1, self.decide_every)
+
+    def lasting(self, total_steps: int) -> Self:
+        """Its births were drawn at the start."""
+        return self
 
     def begin(self, plan: Plan) -> RandomState:
         """The births that a model of this plan will have."""

@@ -9,7 +9,7 @@ import math
 from collections import Counter
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 from meristem.errors import InputError
 from meristem.gauges.gauge import Gauge
@@ -68,6 +68,11 @@ class Stack(Policy):
         first = self.start_layers or layers // 2
         factor = (layers / first) ** (1 / len(self.at))
         return (*(round(first * factor**number) for number in range(len(self.at))), layers)
+
+    def lasting(self, total_steps: int) -> Self:
+        """Times that are given in updates stay; those that the run is too short for never come."""
+        late = max((time for time in self.at if time >= 1), default=0)
+        return self if late >= total_steps else replace(self, total_steps=total_steps)
 
     def prepare(self, plan: Plan) -> Plan:
         """The plan with its first layers, or every so many, and all of them as its target.
