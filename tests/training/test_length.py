@@ -115,7 +115,9 @@ def test_flops_that_no_run_can_have_are_refused(data: Path, tmp_path: Path) -> N
 def test_what_is_as_long_as_its_flops_allow_for_has_no_branches(
     data: Path, whole: RunFolder, stacked: RunFolder, tmp_path: Path
 ) -> None:
-    for trunk, flops in ((whole, 1e9), (stacked, None)):
-        branch = {"train__branch_from": f"{trunk.path}@4", "optimizer__curve": "wsd", "train__flops": flops}
-        with pytest.raises(InputError, match=r"train.flops = .*: cannot be given with train.branch_from"):
-            train(tiny_config(data, **branch), tmp_path / "branch")
+    of_one = {"train__branch_from": f"{whole.path}@{10**6}", "optimizer__curve": "wsd", "train__flops": 1e9}
+    with pytest.raises(InputError, match=r"train.flops = 1000000000.0: cannot be given with train.branch_from"):
+        tiny_config(data, **of_one)
+    of_stacked = {"train__branch_from": f"{stacked.path}@4", "optimizer__curve": "wsd"}
+    with pytest.raises(InputError, match=r"train.flops = .*: ends .* which so cannot be branched off"):
+        train(tiny_config(data, **of_stacked), tmp_path / "branch")

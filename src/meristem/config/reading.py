@@ -94,6 +94,9 @@ class Config:
         train, curve = self.train, self.optimizer.curve
         if train.branch_step is None:
             return
+        if train.flops is not None:
+            expected = "cannot be given with train.branch_from: branches have train.steps"
+            raise InputError("train.flops", train.flops, expected)
         if train.branch_step >= train.steps:
             raise InputError(
                 "train.branch_from", train.branch_from, f"must be a step before train.steps = {train.steps}"

@@ -70,11 +70,9 @@ class Trunk:
     def followed(self, config: Config, data: TokenData | LabelledData) -> Config:
         """The configuration of a branch, with the clock of the trunk's growth; what does not go together is refused."""
         trunk = self.folder.config
-        if config.train.flops is not None or trunk.train.flops is not None:
-            expected = (
-                "cannot be given with train.branch_from, neither here nor in the trunk: branches have train.steps"
-            )
-            raise InputError("train.flops", config.train.flops or trunk.train.flops, expected)
+        if trunk.train.flops is not None:
+            expected = f"ends {self.folder.path}, which so cannot be branched off: branches have train.steps"
+            raise InputError("train.flops", trunk.train.flops, expected)
         check_branch(trunk, config)
         if data.index.digest != self.folder.data_digest:
             expected = f"is not the data that {self.folder.path} began with (its tokens differ)"
