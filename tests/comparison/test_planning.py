@@ -152,6 +152,22 @@ def test_an_arm_that_finds_its_depth_is_given_its_flops_and_not_measured(tmp_pat
         comparison(tmp_path, data, arms=arms, primary=["depth", "all"])
 
 
+def test_updates_that_flops_replace_do_not_limit_growth(tmp_path: Path, data: Path) -> None:
+    """The 12 updates of the file would be too few for a birth; those that the FLOPs suffice for are not."""
+    births = {"start_heads": 1, "feed_every": 1, "feeds": 1, "decide_every": 2, "calibration": 10}
+    arms = {
+        "both": {"model.schedule": "uniform", "growth": {"policies": ["depth", "incrt"], "incrt": births}},
+        "after": {"model.schedule": "uniform", "growth": {"policies": ["depth", "incrt"], "incrt": births},
+                  "budget": {"kind": "flops", "of": "both"}},
+    }  # fmt: skip
+    budget = 300 * step_flops(48, 1)
+    found = comparison(tmp_path, data, arms=arms, primary=["both", "after"], budget={"kind": "flops", "flops": budget})
+    known = {RunKey("both", 0): result("both", 0, 3.0, flops=budget)}
+    for arm in arms:
+        config = configuration(found, RunKey(arm, 0), known)
+        assert (config.train.flops, config.growth.policies) == (budget, ("depth", "incrt"))
+
+
 def test_an_arm_that_diverges_while_it_is_measured_is_named(tmp_path: Path, data: Path) -> None:
     found = comparison(
         tmp_path, data, arms=grown_arms(), primary=["sgt", "plain"], budget={"kind": "flops", "flops": 4e8}

@@ -388,6 +388,8 @@ def _check(comparison: Comparison) -> None:
     for arm in comparison.arms.values():
         if not comparison.references(arm.name):
             values = arm_values(comparison, arm.name, lambda other, what: None)
+            if comparison.spends_flops(arm.name):
+                values["train.flops"] = comparison.budget_of(arm.name).amount
             build_config(values)
             for key, part in comparison.search.space if comparison.search and comparison.is_searched(arm.name) else ():
                 for value in part.ends if isinstance(part, Range) else part:

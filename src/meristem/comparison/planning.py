@@ -177,6 +177,8 @@ def configuration(comparison: Comparison, key: RunKey, results: Results) -> Conf
         values["optimizer.lr"] = key.rate
     if key.trial is not None:
         values |= trial_settings(comparison, key.arm, key.trial, results)
+    if comparison.spends_flops(key.arm):  # instead of train.steps, by which growth would be refused too early
+        values["train.flops"] = wanted(comparison, key, results)
     config = build_config({**values, **_own_seeds(build_config(values), key.seed)})
     return _matched(comparison, key, config, results)
 
@@ -217,7 +219,7 @@ def _followed(comparison: Comparison, key: RunKey, other: str, results: Results)
 def _matched(comparison: Comparison, key: RunKey, config: Config, results: Results) -> Config:
     """The configuration with the length, or the size, that its budget says."""
     if comparison.spends_flops(key.arm):
-        return replace(config, train=replace(config.train, flops=wanted(comparison, key, results)))
+        return config
     kind = comparison.budget_of(key.arm).kind
     grows = comparison.may_grow(key.arm)
     length = _length(comparison, key)
