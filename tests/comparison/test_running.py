@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from comparison.helpers import base_file, tables, trained
+from comparison.helpers import base_file, result, tables, trained
 from meristem.comparison.analysis import analyse
 from meristem.comparison.file import Comparison, read_comparison
 from meristem.comparison.lines import Begun, add_line, read_lines
@@ -147,8 +147,9 @@ def with_lines(done: Path, out: Path) -> Path:
     shutil.copytree(done, out, ignore=shutil.ignore_patterns("lines.jsonl"))
     for run in sorted((out / "runs").glob("*/seed-*")):
         folder = RunFolder.open(run)
-        result = read_result(run.parent.name, folder.config.train.seed, folder)
-        add_line(out, run.relative_to(out), Begun.at(run), result, 1)
+        add_line(
+            out, run.relative_to(out), Begun.at(run), read_result(run.parent.name, folder.config.train.seed, folder), 1
+        )
     return out / "lines.jsonl"
 
 
@@ -208,13 +209,32 @@ def test_no_run_is_begun_that_would_end_too_late(data: Path, tmp_path: Path) -> 
     assert said[-1].startswith("no time is left for")
 
 
-def test_lines_of_such_a_device_tell_how_long_a_run_would_take(done: Path, data: Path, tmp_path: Path) -> None:
-    """They say so before any run has ended here; those of other devices, or of more runs side by side, do not."""
-    line = next(iter(read_lines([with_lines(done, tmp_path / "there")], tmp_path).values()))
-    slow = replace(line, result=replace(line.result, training_seconds=100.0 * line.result.steps), jobs=2)
-    device = line.result.device
-    assert Slowest.of_lines({"one": slow}, 2, device).seconds(7) == pytest.approx(700, rel=0.1)
-    assert Slowest.of_lines({"one": slow}, 1, device) == Slowest.of_lines({"one": slow}, 2, "another") == Slowest()
+def test_runs_of_earlier_calls_tell_how_long_a_run_would_take(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of its own folder, or by their lines: nothing is begun that they leave no time for."""
+    arms = {"a": {"model.schedule": "uniform"}, "long": {"budget": {"tokens": 64_000_000}}}
+    comparison = asked(tmp_path / "files", data, arms=arms, primary=["long", "a"])
+    out, elsewhere = tmp_path / "out", tmp_path / "elsewhere"
+    for key in (RunKey("a", 0), RunKey("a", 1)):
+        train(configuration(comparison, key, {}), out / key.path)
+    monkeypatch.setattr("subprocess.Popen", None)  # nothing can be begun
+    assert len(run_comparison(comparison, out, limit=60, say=lambda text: None)) == 2
+    lines = read_lines([out / "lines.jsonl"], elsewhere)
+    assert len(run_comparison(comparison, elsewhere, limit=60, lines=lines, say=lambda text: None)) == 2
+
+
+@pytest.mark.parametrize(
+    ("device", "jobs", "alike"),
+    [("x86_64 CPU, 2 threads", 2, True), ("x86_64 CPU, 1 thread", 1, False), ("H200", 2, False)],
+)
+def test_runs_of_other_devices_or_more_side_by_side_do_not(device: str, jobs: int, alike: bool) -> None:
+    """Two runs side by side have a thread each, on a machine that says of itself that it has two."""
+    slow = result("a", 0, 3.0, training_seconds=700.0, steps=7, device="x86_64 CPU, 1 thread")
+    known, side_by_side = {RunKey("a", 0): slow}, {"runs/a/seed-0": 2}
+    found = Slowest.of_earlier(known, side_by_side, jobs, device)
+    assert found == (Slowest(100.0, 6.0) if alike else Slowest())
+    assert found.seconds(70) == (7006.0 if alike else 0.0)
 
 
 def test_another_structure_is_refused_wherever_it_comes_from(done: Path, data: Path) -> None:

@@ -26,6 +26,7 @@ from meristem.comparison.lines import Begun, Line, add_line, written_runs
 from meristem.comparison.numbers import short
 from meristem.comparison.planning import (
     Lost,
+    Results,
     RunKey,
     Waiting,
     configuration,
@@ -76,9 +77,17 @@ class Slowest:
     besides: float = 0.0
 
     @classmethod
-    def of_lines(cls, lines: Lines, jobs: int, device: str) -> Slowest:
-        """By runs of earlier calls on such a device, as many side by side; how long those took to start is unknown."""
-        alike = (line.result for line in lines.values() if (line.jobs, line.result.device) == (jobs, device))
+    def of_earlier(cls, results: Results, side_by_side: Mapping[str, int], jobs: int, device: str) -> Slowest:
+        """By runs of earlier calls on such a device, as many side by side; how long those took to start is unknown.
+
+        How many threads a run has on a CPU follows from those side by side, so that the name of a device suffices.
+        """
+        alike = (
+            result
+            for key, result in results.items()
+            if side_by_side.get(str(key.path), 1) == jobs
+            and result.device.partition(",")[0] == device.partition(",")[0]
+        )
         return reduce(lambda slowest, result: slowest.with_run(result.all_seconds, result), alike, cls())
 
     def with_run(self, seconds: float, result: Result) -> Slowest:
@@ -176,7 +185,8 @@ def run_comparison(
 ) -> dict[RunKey, Result]:  # fmt: skip
     """Make all runs that are missing, `jobs` at a time, and return the results of all; `lines` are of runs elsewhere.
 
-    None is begun that would end more than `limit` seconds from now, going by the slowest one that has ended.
+    None is begun that would end more than `limit` seconds from now, going by the slowest one that has ended, also in
+    an earlier call.
     """
     out = absolute("out", out)
     out.mkdir(parents=True, exist_ok=True)
@@ -187,7 +197,7 @@ def run_comparison(
     running: list[Running] = []
     begun, made, changed, gpus = time.monotonic(), 0, True, visible_gpus()
     device = choose_device(str(comparison.values.get("train.device", "auto")))
-    slowest = Slowest.of_lines(lines, jobs, describe_device(device))
+    slowest = Slowest.of_earlier(results, jobs_of_runs(out, lines), jobs, describe_device(device))
     with _stoppable():
         try:
             while len(results) < (total := count_of_runs(comparison, results)):
@@ -246,6 +256,11 @@ def launched_jobs(out: Path) -> dict[str, int]:
             entry = parsed_json(line)
             jobs[entry["run"]] = max(jobs.get(entry["run"], 1), entry["jobs"])
     return jobs
+
+
+def jobs_of_runs(out: Path, lines: Lines) -> dict[str, int]:
+    """How many runs were allowed side by side with each, by the paths of all that were begun here or have a line."""
+    return {**{run: line.jobs for run, line in lines.items()}, **launched_jobs(out)}
 
 
 def _progress(
