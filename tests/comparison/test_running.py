@@ -26,6 +26,7 @@ from meristem.comparison.running import (
     finished_runs,
     free_gpu,
     run_comparison,
+    threads_of,
     visible_gpus,
 )
 from meristem.config import check_resumable
@@ -235,6 +236,19 @@ def test_runs_of_other_devices_or_more_side_by_side_do_not(device: str, jobs: in
     found = Slowest.of_earlier(known, side_by_side, jobs, device)
     assert found == (Slowest(100.0, 6.0) if alike else Slowest())
     assert found.seconds(70) == (7006.0 if alike else 0.0)
+
+
+@pytest.mark.parametrize(
+    ("given", "threads"), [(None, [8, 4, 1]), ("2", [2, 2, 1]), ("3,2", [3, 3, 1]), ("99", [8, 4, 1]), ("x", [8, 4, 1])]
+)
+def test_runs_have_no_more_threads_than_the_environment_says(
+    monkeypatch: pytest.MonkeyPatch, given: str | None, threads: list[int]
+) -> None:
+    monkeypatch.setattr("meristem.comparison.running._cores", lambda: 8)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if given is not None:
+        monkeypatch.setenv("OMP_NUM_THREADS", given)
+    assert [threads_of(side_by_side) for side_by_side in (1, 2, 9)] == threads
 
 
 def test_another_structure_is_refused_wherever_it_comes_from(done: Path, data: Path) -> None:

@@ -350,7 +350,7 @@ def _launched(key: RunKey, config: Config, out: Path, share: Share, say: Say) ->
         say(f"going on with {key}")
         config = as_begun(RunFolder.open(folder).config, config)
     write_atomically(file, config.to_toml())
-    threads = max(1, _cores() // share.side_by_side)
+    threads = threads_of(share.side_by_side)
     # Threads that wait without spinning: on a busy machine the default is ten times slower.
     environment = {"OMP_WAIT_POLICY": "PASSIVE", **os.environ, "OMP_NUM_THREADS": str(threads)}
     environment |= {} if share.gpu is None else {"CUDA_VISIBLE_DEVICES": share.gpu}
@@ -364,6 +364,13 @@ def _launched(key: RunKey, config: Config, out: Path, share: Share, say: Say) ->
                 "time": time.time()}  # fmt: skip
         launches.write(json.dumps(line) + "\n")
     return Running(key, process, log, time.monotonic(), share.gpu, share.side_by_side)
+
+
+def threads_of(side_by_side: int) -> int:
+    """The threads of one of so many runs: its share of the cores, or fewer if the environment says so."""
+    share = max(1, _cores() // side_by_side)
+    given = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    return min(share, max(1, int(given))) if given.isdecimal() else share
 
 
 def _cores() -> int:
