@@ -19,6 +19,7 @@ from meristem.comparison.planning import (
     count_of_runs,
     known_keys,
     measuring_keys,
+    possible_keys,
     seed_key,
     updates_of,
 )
@@ -359,3 +360,4 @@ def test_folders_are_of_one_run_each(tmp_path: Path, data: Path) -> None:
     )  # fmt: skip
     keys = [*known_keys(found, {}), *(RunKey(arm, seed, 1e-3) for arm in found.arms for seed in found.seeds)]
     assert len({key.path for key in keys}) == len(keys)
+    assert {*keys} < {*possible_keys(found)}

@@ -23,6 +23,7 @@ from meristem.comparison.running import (
     Slowest,
     as_begun,
     check_room,
+    describe_lines,
     finished_runs,
     free_gpu,
     run_comparison,
@@ -171,7 +172,7 @@ def test_lines_stand_for_folders_that_are_elsewhere(done: Path, data: Path, tmp_
     }
     said: list[str] = []
     results = run_comparison(comparison, here, jobs=2, lines=carried, say=said.append)
-    assert said[0] == f"8 runs in {here}; 6 done"
+    assert said[:2] == [f"8 runs in {here}; 6 done", "lines of 6 runs read"]
     assert [entry["run"] for entry in launches(here)] == ["runs/static/seed-1", "runs/same/seed-1"]
     for key, run in finished_runs(comparison, done).items():  # they took after one whose folder is not here
         assert (results[key].scores, results[key].structure) == (run.scores, run.structure)
@@ -198,6 +199,33 @@ def test_lines_are_checked_like_folders(done: Path, data: Path, tmp_path: Path) 
         path.write_text(before + json.dumps(entry))
         with pytest.raises(RunError, match=rf"lines.jsonl:{before.count(chr(10)) + 1}: {said}"):
             read_lines([path], home)
+
+
+def test_only_a_last_line_may_be_cut_off(done: Path, data: Path, tmp_path: Path) -> None:
+    path = with_lines(done, tmp_path / "there")
+    first, second, third, *_ = path.read_text().splitlines()
+    whole = set(read_lines([path], tmp_path))
+    for text, number in ((f"{first}\n{second[:99]}\n{third}\n", 2), (first[:99], 1), ('\nconfig = "base.toml"\n', 2)):
+        path.write_text(text)
+        with pytest.raises(RunError, match=rf"lines.jsonl:{number}: is no line of a finished run \(not JSON\)"):
+            read_lines([path], tmp_path)
+    path.write_text("")
+    assert read_lines([path], tmp_path) == {}
+    for text in (f"{first}\n\n{second}\n{third[:99]}", f"{first}\n{second}"):  # the next line is one of its own
+        path.write_text(text)
+        run_comparison(asked(tmp_path / "files", data), path.parent, say=lambda text: None)
+        assert set(read_lines([path], tmp_path)) == whole
+        assert path.read_text().startswith(f"{first}\n")
+
+
+def test_lines_that_are_not_of_the_comparison_are_counted(done: Path, data: Path, tmp_path: Path) -> None:
+    lines = read_lines([with_lines(done, tmp_path / "there")], tmp_path)
+    arms = {"plain": {"model.schedule": "uniform"}, "sgt": SGT}
+    fewer = asked(tmp_path / "files", data, arms=arms, seeds=[0, 2])
+    assert describe_lines(fewer, lines) == (
+        "lines of 8 runs read; 6 of them not of this comparison, such as runs/plain/seed-1"
+    )
+    assert describe_lines(asked(tmp_path / "files", data), lines) == "lines of 8 runs read"
 
 
 def test_no_run_is_begun_that_would_end_too_late(data: Path, tmp_path: Path) -> None:

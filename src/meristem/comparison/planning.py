@@ -165,6 +165,21 @@ def known_keys(comparison: Comparison, results: Results) -> list[RunKey]:
     return keys
 
 
+def possible_keys(comparison: Comparison) -> list[RunKey]:
+    """All runs that a comparison may come to have, whatever is measured and chosen."""
+    keys = [_measuring(arm, number) for arm in comparison.arms for number in range(1, ROUNDS + 1)]
+    for arm in comparison.arms:
+        searched = comparison.search if comparison.is_searched(arm) else None
+        trials = (None,) if searched is None else range(searched.trials)
+        keys += [
+            RunKey(arm, seed, rate, trial)
+            for seed in (*comparison.seeds, *comparison.tuning_seeds)
+            for rate in comparison.rates or (None,)
+            for trial in trials
+        ]
+    return keys
+
+
 def configuration(comparison: Comparison, key: RunKey, results: Results) -> Config:
     """What a run is trained with; `Waiting` if that depends on a run that has not ended yet."""
 

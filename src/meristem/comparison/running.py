@@ -33,6 +33,7 @@ from meristem.comparison.planning import (
     count_of_runs,
     data_digest,
     known_keys,
+    possible_keys,
     starting_plan_of,
     timed_arms,
     updates_of,
@@ -119,6 +120,14 @@ def finished_runs(comparison: Comparison, out: Path, lines: Lines = NO_LINES) ->
             return results
 
 
+def describe_lines(comparison: Comparison, lines: Lines) -> str:
+    """How many runs lines were read of, and how many of these are of no use, as the comparison does not have them."""
+    possible = {str(key.path) for key in possible_keys(comparison)}
+    others = [run for run in lines if run not in possible]
+    told = f"; {len(others)} of them not of this comparison, such as {others[0]}" if others else ""
+    return f"lines of {counted(len(lines), 'run')} read{told}"
+
+
 def _ended_before(
     comparison: Comparison, key: RunKey, out: Path, results: dict[RunKey, Result], lines: Lines
 ) -> Result | None:
@@ -193,6 +202,8 @@ def run_comparison(
     results = finished_runs(comparison, out, lines)
     _catch_up(out, results)
     say(f"{counted(count_of_runs(comparison, results), 'run')} in {out}; {len(results)} done")
+    if lines:
+        say(describe_lines(comparison, lines))
     timed = {*timed_arms(comparison)}
     running: list[Running] = []
     begun, made, changed, gpus = time.monotonic(), 0, True, visible_gpus()
