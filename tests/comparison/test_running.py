@@ -34,7 +34,7 @@ from meristem.config import check_resumable
 from meristem.errors import InputError, RunError
 from meristem.runs.run_folder import RunFolder
 from meristem.training.train import train
-from training.helpers import assert_equal_runs, copy_run, events, metrics, prepared, start
+from training.helpers import assert_equal_runs, copy_run, events, metrics, prepared, prepared_labelled, start
 
 SGT = {"model.schedule": "uniform", "growth": {"policies": ["sgt"], "sgt": {"start": 2, "window": 3}}}
 ARMS: dict[str, Any] = {
@@ -188,10 +188,14 @@ def test_lines_are_checked_like_folders(done: Path, data: Path, tmp_path: Path) 
     path, home = with_lines(done, tmp_path / "there"), tmp_path / "home"
     lines = read_lines([path], home)
     arms = {**ARMS, "sgt": {**SGT, "optimizer.weight_decay": 0.3}}
-    with pytest.raises(InputError, match=r"optimizer.weight_decay = 0.3: .*lines.jsonl was trained with 0.1"):
+    remedy = f"leave out --lines {path}, or remove the line of runs/sgt/seed-0"
+    with pytest.raises(InputError) as error:
         finished_runs(asked(tmp_path / "files", data, arms=arms), home, lines)
-    with pytest.raises(InputError, match=r"is not the data that .*lines.jsonl was trained on"):
+    assert (error.value.field, error.value.remedy) == ("optimizer.weight_decay", None)
+    assert error.value.expected == f"runs/sgt/seed-0 in {path} was trained with 0.1; {remedy}"
+    with pytest.raises(InputError) as error:
         finished_runs(asked(tmp_path / "files", prepared(tmp_path, 20)), home, lines)
+    assert error.value.expected == f"runs/sgt/seed-0 in {path} was trained on other data; {remedy}"
     before = path.read_text()
     first = json.loads(before.partition("\n")[0])
     other = {**first, "result": {**first["result"], "scores": {"held_out_loss": 1.0}}}
@@ -286,9 +290,12 @@ def test_another_structure_is_refused_wherever_it_comes_from(done: Path, data: P
 
 
 def test_other_data_is_refused(done: Path, tmp_path: Path) -> None:
-    other = prepared(tmp_path, 20)
-    with pytest.raises(InputError, match=r"data.path = .* is not the data that .*seed-0 was trained on"):
-        finished_runs(asked(tmp_path / "files", other), done)
+    """Also where they make for another structure, as rows with labels do."""
+    rows = tmp_path / "rows"
+    prepared_labelled(rows)
+    for other in (prepared(tmp_path, 20), rows):
+        with pytest.raises(InputError, match=r"data.path = .*seed-0 was trained on other data; remove it, or compare"):
+            finished_runs(asked(tmp_path / "files", other), done)
 
 
 def test_a_seed_can_be_added(done: Path, data: Path) -> None:

@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 
 from meristem.comparison.results import CarriedResult, Result
 from meristem.config import Config, build_config, flatten
-from meristem.errors import RunError
+from meristem.errors import InputError, Remedy, RunError
 from meristem.files import errors_of, parsed_json, read_bytes
 from meristem.plan import Plan
 from meristem.runs.run_folder import RunFolder
@@ -25,18 +25,27 @@ LINES = "lines.jsonl"
 
 @dataclass(frozen=True)
 class Begun:
-    """What a run began with, and where that is written."""
+    """What a run began with, and where that is written: in its folder, or in a file that has a line of it."""
 
     place: Path
     config: Config
     plan: Plan
     data: Any  # the digest
+    run: str | None = None  # whose line it is
 
     @classmethod
     def at(cls, path: Path) -> Begun:
         """What the run in a folder began with."""
         folder = RunFolder.open(path)
         return cls(path, folder.config, folder.plan, folder.data_digest)
+
+    def refused(self, field: str, value: object, why: str) -> InputError:
+        """The error for a run that cannot be taken for one of a comparison, by the key that says so."""
+        if self.run is None:
+            expected = f"{self.place} {why}; remove it, or compare in another folder"
+            return InputError(field, value, expected, Remedy(("out=FOLDER",)))
+        remedy = f"leave out --lines {self.place}, or remove the line of {self.run}"
+        return InputError(field, value, f"{self.run} in {self.place} {why}; {remedy}")
 
 
 @dataclass(frozen=True)
@@ -119,7 +128,7 @@ def _end_line(file: BinaryIO) -> None:
 
 def _line(path: Path, out: Path, entry: dict[str, Any]) -> Line:
     """What a line says; of the folder that its run had, the place for files that others take after."""
-    begun = Begun(path, build_config(entry["config"]), Plan.from_dict(entry["plan"]), entry["data"])
+    begun = Begun(path, build_config(entry["config"]), Plan.from_dict(entry["plan"]), entry["data"], entry["run"])
     values = {**entry["result"], "folder": str(out / "taken-after" / entry["run"])}
     for name in ("births", "loss", "held_out", "seconds"):
         values[name] = [tuple(point) for point in values[name]]

@@ -42,7 +42,7 @@ from meristem.comparison.results import Result, has_diverged, is_finished, lost_
 from meristem.comparison.tables import MEASURES
 from meristem.config import Config, check_resumable, known_values
 from meristem.devices import choose_device, describe_device
-from meristem.errors import InputError, Remedy, RunError
+from meristem.errors import InputError, RunError
 from meristem.files import absolute, parsed_json, write_atomically
 from meristem.runs.origin import first_difference
 from meristem.runs.run_folder import RunFolder
@@ -156,16 +156,15 @@ def _finished(key: RunKey, out: Path, config: Config, line: Line | None) -> Resu
 
 
 def _check_alike(begun: Begun, config: Config) -> None:
-    """Refuse a run that began otherwise than the file says now."""
+    """Refuse a run that began otherwise than the file says now; other data first, from which more may follow."""
+    if begun.data != data_digest(config):
+        raise begun.refused("data.path", config.data.path, "was trained on other data")
     _check_structure(begun, config)
     try:
         check_resumable(begun.config, as_begun(begun.config, config))
     except InputError as error:
-        began = begun.config[error.field]
-        expected = f"{begun.place} was trained with {began!r}; remove it, or compare in another folder"
-        raise InputError(error.field, error.value, expected, Remedy(("out=FOLDER",))) from None
-    if begun.data != data_digest(config):
-        raise InputError("data.path", config.data.path, f"is not the data that {begun.place} was trained on")
+        why = f"was trained with {begun.config[error.field]!r}"
+        raise begun.refused(error.field, error.value, why) from None
 
 
 def _check_structure(begun: Begun, config: Config) -> None:
@@ -173,8 +172,7 @@ def _check_structure(begun: Begun, config: Config) -> None:
     if (field := first_difference(starting_plan_of(config), begun.plan)) is not None:
         named = [key for key, value in known_values(config).items() if key.endswith((".plan", ".like")) and value]
         key = named[0] if named else f"plan.{field}"
-        expected = f"{begun.place} began with another structure ({field}); remove it, or compare in another folder"
-        raise InputError(key, config[key] if named else None, expected, Remedy(("out=FOLDER",)))
+        raise begun.refused(key, config[key] if named else None, f"began with another structure ({field})")
 
 
 def as_begun(began: Config, config: Config) -> Config:
