@@ -42,6 +42,12 @@ class Budget:
     amount: float | None = None  # None: what `of` spends, or for tokens the updates of the configuration
     of: str | None = None
 
+    @property
+    def table(self) -> dict[str, Any]:
+        """As it stands in a file."""
+        entries = {"kind": self.kind, self.kind: self.amount, "of": self.of}
+        return {key: value for key, value in entries.items() if value is not None}
+
 
 @dataclass(frozen=True)
 class Arm:
@@ -52,6 +58,11 @@ class Arm:
     budget: Budget | None = None
     point: str = ""  # of the grid
     rate_of: str | None = None  # the arm whose best rate it has, instead of trying rates itself
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """Its own budget, as it stands in a file, and whose rate it has; None where it has those of all arms."""
+        return {"budget": None if self.budget is None else self.budget.table, "rate_of": self.rate_of}
 
 
 @dataclass(frozen=True)
@@ -121,7 +132,7 @@ class Comparison:
 
     def is_searched(self, arm: str) -> bool:
         """Whether an arm is reported with the best settings of a search."""
-        return self.search is not None and _name_of(arm) in self.search.arms
+        return self.search is not None and name_of(arm) in self.search.arms
 
     @property
     def tuning_seeds(self) -> tuple[int, ...]:
@@ -148,7 +159,7 @@ def read_comparison(
     base = flatten(load_config(path.parent / data["config"]))
     values = {**base, **config_changes, **parse_overrides(overrides)}
     arms = _laid_out(_arms(data.get("arms")), _grid(data.get("sweep", {})))
-    names = {_name_of(arm): None for arm in arms}
+    names = {name_of(arm): None for arm in arms}
     points = list(dict.fromkeys(arm.point for arm in arms.values()))
     pair = _pair("primary", data.get("primary"), names)
     others = [_pair("contrasts", entry, names) for entry in _list("contrasts", data.get("contrasts", []))]
@@ -263,7 +274,7 @@ def _at(arm: str, point: str) -> str:
     return f"{arm} @ {point}" if point else arm
 
 
-def _name_of(arm: str) -> str:
+def name_of(arm: str) -> str:
     """The name of an arm without its point of the grid."""
     return arm.partition(" @ ")[0]
 
@@ -401,7 +412,7 @@ def _check_rate_of(comparison: Comparison, arm: Arm) -> None:
     if arm.rate_of is not None:
         tuned = [other.name for other in comparison.arms.values() if other.rate_of is None and comparison.rates]
         if not isinstance(arm.rate_of, str) or comparison.tuned_arm(arm.name) not in tuned:
-            names = ", ".join(dict.fromkeys(map(_name_of, tuned))) or "none, as there are no rates"
+            names = ", ".join(dict.fromkeys(map(name_of, tuned))) or "none, as there are no rates"
             raise InputError(f"arms.{arm.name}.rate_of", arm.rate_of, f"must be an arm with rates of its own: {names}")
     elif comparison.rates:
         for other in comparison.references(arm.name):
