@@ -6,13 +6,13 @@ import itertools
 import math
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from meristem.choices import BestBy
 from meristem.comparison.search import Range, Search, read_search
-from meristem.config import build_config, flatten, load_config, parse_overrides, read_configuration
+from meristem.config import Config, build_config, flatten, load_config, parse_overrides, read_configuration
 from meristem.config.growth import nearest
 from meristem.errors import InputError
 from meristem.settings import flat, of_type
@@ -100,6 +100,10 @@ class Comparison:
         of = self.beside(arm, budget.of)
         return Budget() if of == arm else replace(budget, of=of)
 
+    def budget_field(self, arm: str) -> str:
+        """The key of the file that has the budget of an arm."""
+        return "budget" if self.arms[arm].budget is None else f"arms.{arm}.budget"
+
     def beside(self, arm: str, other: str) -> str:
         """The arm of this name at the same point of the grid."""
         return _at(other, self.arms[arm].point)
@@ -150,6 +154,9 @@ def read_comparison(
     data: Mapping[str, Any], path: Path, preset: str | None = None, overrides: Sequence[str] = ()
 ) -> Comparison:
     """The comparison that the tables of a file describe; `path` is the file, beside which its configuration lies."""
+    if {entry.name for entry in fields(Config)} & {*data} and not {*KEYS} & {*data}:
+        instead = f"a comparison is a file of its own, with config = {path.name!r} and arms"
+        raise InputError("arms", None, f"must be tables [arms.NAME]: {path.name} is a configuration; {instead}")
     for key in data:
         if key not in KEYS:
             raise InputError(key, data[key], f"unknown key of a comparison; did you mean {nearest(key, KEYS)}?")
@@ -388,9 +395,8 @@ def _check(comparison: Comparison) -> None:
                     f"arms.{arm.name}.{key}", value, "is what the budget says; give the arm one of its own"
                 )
         _check_rate_of(comparison, arm)
-        if comparison.spends_flops(arm.name) and (kind := comparison.budget_of(arm.name).kind) != "flops":
-            expected = "must be flops, named or of another arm, as depth decides what these are best spent on"
-            raise InputError(f"arms.{arm.name}.budget.kind", kind, expected)
+        if comparison.spends_flops(arm.name):
+            _check_flops(comparison, arm)
         of = comparison.budget_of(arm.name).of
         if of is not None and of not in comparison.arms:
             raise InputError(f"arms.{arm.name}.budget.of", of, f"must be one of the arms {', '.join(comparison.arms)}")
@@ -405,6 +411,17 @@ def _check(comparison: Comparison) -> None:
             for key, part in comparison.search.space if comparison.search and comparison.is_searched(arm.name) else ():
                 for value in part.ends if isinstance(part, Range) else part:
                     build_config({**values, key: value})
+
+
+def _check_flops(comparison: Comparison, arm: Arm) -> None:
+    """Refuse a budget that says no FLOPs to an arm that decides what these are best spent on."""
+    budget, field = arm.budget or comparison.budget, comparison.budget_field(arm.name)
+    if budget.kind != "flops":
+        expected = f"must be flops for {arm.name}, named or of another arm: depth decides what they are best spent on"
+        raise InputError(f"{field}.kind", budget.kind, expected)
+    if budget.of is not None and comparison.beside(arm.name, budget.of) == arm.name:
+        expected = f"leaves open what {arm.name} itself may spend; give it an amount, arms.{arm.name}.budget.flops"
+        raise InputError(f"{field}.of", budget.of, expected)
 
 
 def _check_rate_of(comparison: Comparison, arm: Arm) -> None:

@@ -233,9 +233,7 @@ def _followed(comparison: Comparison, key: RunKey, other: str, results: Results)
 
 def _matched(comparison: Comparison, key: RunKey, config: Config, results: Results) -> Config:
     """The configuration with the length, or the size, that its budget says."""
-    if comparison.spends_flops(key.arm):
-        return config
-    kind = comparison.budget_of(key.arm).kind
+    kind, spends = comparison.budget_of(key.arm).kind, comparison.spends_flops(key.arm)
     grows = comparison.may_grow(key.arm)
     length = _length(comparison, key)
     if key.measuring == 1 and not grows:
@@ -247,15 +245,29 @@ def _matched(comparison: Comparison, key: RunKey, config: Config, results: Resul
         updates = length * _updates_of_tokens(comparison, key.arm, config)
     elif key.measuring == 1:
         return config
-    elif kind == "flops" and not grows:
+    elif kind == "flops" and (spends or not grows):
         updates = wanted(comparison, key, results) / _step_flops(config)
     else:
         rounds = key.measuring - 1 if key.measuring else _rounds(comparison, key.arm, results)
         updates = _measured_updates(comparison, key, results, rounds)
     if updates < 1:
-        goal = wanted(comparison, key, results)
-        raise InputError(f"budget.{kind}", goal, f"is less than {key.arm} needs for one update, {goal / updates:.3g}")
-    return _long(config, round(updates) if kind == "seconds" else math.ceil(round(updates, 6)))
+        raise _too_little(comparison, key, updates, wanted(comparison, key, results))
+    return config if spends else _long(config, round(updates) if kind == "seconds" else math.ceil(round(updates, 6)))
+
+
+def _too_little(comparison: Comparison, key: RunKey, updates: float, goal: float) -> InputError:
+    """The error for a run that may spend less than an update needs, by the key of the file that says so."""
+    budget, field, length = comparison.budget_of(key.arm), comparison.budget_field(key.arm), _length(comparison, key)
+    needed = f"less than {key.arm} needs for one update, {goal / updates:.3g}"
+    if budget.of is not None:
+        return InputError(f"{field}.of", budget.of, f"spent {goal:.3g} {budget.kind}, {needed}")
+    if updates >= length:
+        expected = f"leaves {key.arm} {updates:.2g} of an update; must be about {length / updates:.3g} or more"
+        return InputError("rate_length", comparison.rate_length, expected)
+    if budget.amount is None:
+        expected = f"are fewer tokens than one update of {key.arm} has; must be more, or its batch smaller"
+        return InputError("train.steps", comparison.values["train.steps"], expected)
+    return InputError(f"{field}.{budget.kind}", budget.amount, f"is {needed}")
 
 
 def _length(comparison: Comparison, key: RunKey) -> float:
