@@ -162,6 +162,38 @@ def test_a_look_is_recorded_and_later_seeds_are_told_from_earlier_ones(tmp_path:
     assert (tmp_path / "comparison.md").read_text() == second
 
 
+def test_budgets_and_rates_of_others_that_were_changed_after_looking_are_said(tmp_path: Path) -> None:
+    """Of arms that were there; records of before these were written down say nothing, later looks do."""
+    rates: dict[str, Any] = {"rates": [1e-3, 2e-3], "rate_seeds": [9], "primary": ["a", "b"]}
+    then = comparison(tmp_path, arms={"a": {}, "b": {}}, **rates)
+    a = {"rate_of": "b", "budget": {"tokens": 512}}
+    arms = {"a": a, "b": {}, "new": {"rate_of": "b", "budget": {"kind": "flops", "of": "b"}}}
+    now = comparison(tmp_path, arms=arms, budget={"kind": "flops", "flops": 5e6}, **rates)
+    look = {"time": "yesterday", **json.loads(json.dumps(facts_of(then)))}
+    changed = [
+        "budget was changed after looking: it was {'kind': 'tokens'}, now it is {'kind': 'flops', 'flops': 5000000.0}.",
+        "arms.a.budget was changed after looking: it was None, now it is {'kind': 'tokens', 'tokens': 512}.",
+        "arms.a.rate_of was changed after looking: it was None, now it is b.",
+    ]
+    old = {key: value for key, value in look.items() if "budget" not in key and "rate_of" not in key}
+    for shown, said in (([look], changed), ([old], []), ([old, look], changed)):
+        assert [text for text in analyse(now, {}, shown).cautions if "after looking" in text] == said
+    assert not any("after looking" in text for text in analyse(then, {}, [look]).cautions)
+
+
+def test_budgets_and_rates_of_others_are_written_down(tmp_path: Path) -> None:
+    arms = {**tables()["arms"], "more": {"rate_of": "prism", "budget": {"kind": "flops", "of": "prism"}}}
+    grid: dict[str, Any] = {"sweep": {"train.batch_size": [2, 4]}, "rates": [1e-3, 2e-3], "rate_seeds": [9]}
+    found = comparison(tmp_path, arms=arms, **grid)
+    _, text = show(found, {}, tmp_path)
+    own = "train.batch_size = 4, budget.kind = flops, budget.of = prism, rate_of = prism"
+    assert re.search(rf"\| more @ batch_size=4 +\| {own} +\|", text)
+    facts = json.loads((tmp_path / "comparison.json").read_text())["comparison"]
+    assert facts["budget"] == {"kind": "tokens"}
+    assert facts["arms.more.budget"] == {"kind": "flops", "of": "prism"}
+    assert (facts["arms.more.rate_of"], facts["arms.prism.rate_of"]) == ("prism", None)
+
+
 def test_power_is_told(asked: Comparison) -> None:
     known = results({"uniform": [3.0, 3.3, 3.1, 3.0], "prism": [3.1, 3.1, 3.2, 2.8]})
     said = notes(asked, known)

@@ -59,6 +59,17 @@ def test_what_is_done_is_shown(call: Call, folder: Path) -> None:
         assert run["scores"]["held_out_loss"] == measured[-1]["held_out_loss"]
 
 
+def test_lines_that_were_read_are_told_of(call: Call, folder: Path) -> None:
+    """And a file that has none is refused."""
+    call("compare", folder / "question.toml", "--out", folder / "out")
+    elsewhere = ["--out", folder / "elsewhere", "--show", "--lines", folder / "out/lines.jsonl"]
+    said = call("compare", folder / "question.toml", *elsewhere)
+    assert (said.code, said.err) == (0, "lines of 4 runs read\n")
+    said = call("compare", folder / "question.toml", *elsewhere, "--lines", folder / "question.toml")
+    assert said.code == 2
+    assert "question.toml:2: is no line of a finished run" in said.err
+
+
 def test_nothing_is_trained_where_all_is_done(call: Call, folder: Path) -> None:
     said = call("compare", folder / "question.toml", "--out", folder / "out")
     assert said.code == 0

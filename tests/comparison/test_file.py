@@ -61,6 +61,13 @@ RATES: dict[str, Any] = {"rates": [1e-3, 2e-3], "rate_seeds": [9]}
         ({"budget": {"kind": "flops", "tokens": 3}}, "budget.tokens", "unknown key"),
         ({"budget": {"kind": "flops", "of": "other"}}, "arms.uniform.budget.of", "one of the arms"),
         ({"budget": {"of": "prism"}}, "budget.of", "is for other kinds"),
+        ({"arms": {"a": {"growth.policies": ["depth"]}, "b": {}}, "primary": ["a", "b"]}, "budget.kind",
+         "must be flops for a, named or of another arm"),
+        ({"arms": {"a": {"growth.policies": ["depth"], "budget": {"kind": "seconds", "seconds": 3}}, "b": {}},
+          "primary": ["a", "b"]}, "arms.a.budget.kind", "must be flops for a"),
+        ({"arms": {"a": {"growth.policies": ["depth"]}, "b": {}}, "primary": ["a", "b"],
+          "budget": {"kind": "flops", "of": "a"}}, "budget.of",
+         "leaves open what a itself may spend; give it an amount, arms.a.budget.flops"),
         ({"sweep": {"model.width": []}}, "sweep.model.width", "one value or more"),
         ({"sweep": {"model.schedule": ["bump"]}}, "arms.uniform.model.schedule", "is what sweep says"),
         ({"search": {"trials": 9}}, "search.seeds", "one at least"),
@@ -105,6 +112,16 @@ def test_mistakes_of_an_arm_are_named(tmp_path: Path, arm: dict[str, Any], field
     with pytest.raises(InputError, match=said.replace(".", r"\.").replace("?", r"\?")) as error:
         comparison(tmp_path, arms=arms)
     assert error.value.field == field
+
+
+def test_a_configuration_is_told_from_a_comparison(tmp_path: Path) -> None:
+    base_file(tmp_path)
+    with pytest.raises(InputError) as error:
+        load_comparison(tmp_path / "base.toml")
+    assert str(error.value) == (
+        "arms = None: must be tables [arms.NAME]: base.toml is a configuration; a comparison is a file of its own, "
+        "with config = 'base.toml' and arms"
+    )
 
 
 def test_a_preset_changes_the_file_and_the_configuration(tmp_path: Path) -> None:

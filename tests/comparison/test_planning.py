@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from meristem.comparison.planning import (
     count_of_runs,
     known_keys,
     measuring_keys,
+    possible_keys,
     seed_key,
     updates_of,
 )
@@ -148,8 +150,22 @@ def test_an_arm_that_finds_its_depth_is_given_its_flops_and_not_measured(tmp_pat
     known = trained(found, tmp_path / "out")
     assert {known[RunKey("depth", seed)].steps for seed in found.seeds} == {30}
     assert {known[RunKey("all", seed)].steps for seed in found.seeds} == {-(-budget // step_flops(48, 2))}
-    with pytest.raises(InputError, match=r"arms\.depth\.budget\.kind = 'tokens': must be flops"):
-        comparison(tmp_path, data, arms=arms, primary=["depth", "all"])
+
+
+def test_updates_that_flops_replace_do_not_limit_growth(tmp_path: Path, data: Path) -> None:
+    """The 12 updates of the file would be too few for a birth; those that the FLOPs suffice for are not."""
+    births = {"start_heads": 1, "feed_every": 1, "feeds": 1, "decide_every": 2, "calibration": 10}
+    arms = {
+        "both": {"model.schedule": "uniform", "growth": {"policies": ["depth", "incrt"], "incrt": births}},
+        "after": {"model.schedule": "uniform", "growth": {"policies": ["depth", "incrt"], "incrt": births},
+                  "budget": {"kind": "flops", "of": "both"}},
+    }  # fmt: skip
+    budget = 300 * step_flops(48, 1)
+    found = comparison(tmp_path, data, arms=arms, primary=["both", "after"], budget={"kind": "flops", "flops": budget})
+    known = {RunKey("both", 0): result("both", 0, 3.0, flops=budget)}
+    for arm in arms:
+        config = configuration(found, RunKey(arm, 0), known)
+        assert (config.train.flops, config.growth.policies) == (budget, ("depth", "incrt"))
 
 
 def test_an_arm_that_diverges_while_it_is_measured_is_named(tmp_path: Path, data: Path) -> None:
@@ -193,6 +209,38 @@ def test_less_than_one_update_is_no_budget(tmp_path: Path, data: Path, kind: str
     with pytest.raises(InputError) as error:
         configuration(found, RunKey("prism", 0), known)
     assert str(error.value) == f"budget.{kind} = 0.01: is less than prism needs for one update, {least:.3g}"
+
+
+@pytest.mark.parametrize(("kind", "policies"), [("tokens", []), ("flops", []), ("seconds", []), ("flops", ["depth"])])
+def test_less_than_one_update_to_try_rates_in_is_too_short(
+    tmp_path: Path, data: Path, kind: str, policies: list[str]
+) -> None:
+    """The budget has 60 updates, of which a thousandth is left; depth begins with one block."""
+    amount = {"tokens": 60 * 4 * 32, "flops": 60 * step_flops(48, 1 if policies else 2), "seconds": 6.0}[kind]
+    arms = {"uniform": {"model.schedule": "uniform", "growth.policies": policies}, "other": {}}
+    found = comparison(
+        tmp_path, data, arms=arms, primary=["other", "uniform"], budget={"kind": kind, kind: amount},
+        rates=[1e-3, 2e-3], rate_seeds=[9], rate_length=0.001,
+    )  # fmt: skip
+    known = {key: result(key.arm, 2, 3.0, steps=60, training_seconds=6.0) for key in measuring_keys(found, {})}
+    with pytest.raises(InputError) as error:
+        configuration(found, RunKey("uniform", 9, 1e-3), known)
+    assert str(error.value) == ("rate_length = 0.001: leaves uniform 0.06 of an update; must be about 0.0167 or more")
+
+
+def test_less_than_one_update_is_refused_by_what_is_written(tmp_path: Path, data: Path) -> None:
+    """A budget of its own, that of another arm, or the updates of the configuration."""
+    arms: dict[str, Any] = {"a": {"model.schedule": "uniform"}, "b": {"budget": {"kind": "flops", "flops": 5}}}
+    arms |= {"c": {"model.schedule": "uniform", "budget": {"kind": "flops", "of": "a"}}, "d": {"train.batch_size": 50}}
+    found = comparison(tmp_path, data, arms=arms, primary=["a", "b"])
+    known, least = {RunKey("a", 0): result("a", 0, 3.0, flops=7)}, f"{step_flops(48, 2):.3g}"
+    for arm, said in (
+        ("b", r"arms\.b\.budget\.flops = 5: is less than b needs for one update, "),
+        ("c", rf"arms\.c\.budget\.of = 'a': spent 7 flops, less than c needs for one update, {re.escape(least)}"),
+        ("d", r"train\.steps = 12: are fewer tokens than one update of d has"),
+    ):
+        with pytest.raises(InputError, match=said):
+            configuration(found, RunKey(arm, 0), known)
 
 
 def test_seconds_are_measured_alone_and_become_updates(tmp_path: Path, data: Path) -> None:
@@ -343,3 +391,4 @@ def test_folders_are_of_one_run_each(tmp_path: Path, data: Path) -> None:
     )  # fmt: skip
     keys = [*known_keys(found, {}), *(RunKey(arm, seed, 1e-3) for arm in found.arms for seed in found.seeds)]
     assert len({key.path for key in keys}) == len(keys)
+    assert {*keys} < {*possible_keys(found)}

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from comparison.helpers import base_file, tables, trained
+from comparison.helpers import base_file, result, tables, trained
 from meristem.comparison.analysis import analyse
 from meristem.comparison.file import Comparison, read_comparison
 from meristem.comparison.lines import Begun, add_line, read_lines
@@ -23,16 +23,18 @@ from meristem.comparison.running import (
     Slowest,
     as_begun,
     check_room,
+    describe_lines,
     finished_runs,
     free_gpu,
     run_comparison,
+    threads_of,
     visible_gpus,
 )
 from meristem.config import check_resumable
 from meristem.errors import InputError, RunError
 from meristem.runs.run_folder import RunFolder
 from meristem.training.train import train
-from training.helpers import assert_equal_runs, copy_run, events, metrics, prepared, start
+from training.helpers import assert_equal_runs, copy_run, events, metrics, prepared, prepared_labelled, start
 
 SGT = {"model.schedule": "uniform", "growth": {"policies": ["sgt"], "sgt": {"start": 2, "window": 3}}}
 ARMS: dict[str, Any] = {
@@ -147,8 +149,9 @@ def with_lines(done: Path, out: Path) -> Path:
     shutil.copytree(done, out, ignore=shutil.ignore_patterns("lines.jsonl"))
     for run in sorted((out / "runs").glob("*/seed-*")):
         folder = RunFolder.open(run)
-        result = read_result(run.parent.name, folder.config.train.seed, folder)
-        add_line(out, run.relative_to(out), Begun.at(run), result, 1)
+        add_line(
+            out, run.relative_to(out), Begun.at(run), read_result(run.parent.name, folder.config.train.seed, folder), 1
+        )
     return out / "lines.jsonl"
 
 
@@ -169,7 +172,7 @@ def test_lines_stand_for_folders_that_are_elsewhere(done: Path, data: Path, tmp_
     }
     said: list[str] = []
     results = run_comparison(comparison, here, jobs=2, lines=carried, say=said.append)
-    assert said[0] == f"8 runs in {here}; 6 done"
+    assert said[:2] == [f"8 runs in {here}; 6 done", "lines of 6 runs read"]
     assert [entry["run"] for entry in launches(here)] == ["runs/static/seed-1", "runs/same/seed-1"]
     for key, run in finished_runs(comparison, done).items():  # they took after one whose folder is not here
         assert (results[key].scores, results[key].structure) == (run.scores, run.structure)
@@ -185,10 +188,14 @@ def test_lines_are_checked_like_folders(done: Path, data: Path, tmp_path: Path) 
     path, home = with_lines(done, tmp_path / "there"), tmp_path / "home"
     lines = read_lines([path], home)
     arms = {**ARMS, "sgt": {**SGT, "optimizer.weight_decay": 0.3}}
-    with pytest.raises(InputError, match=r"optimizer.weight_decay = 0.3: .*lines.jsonl was trained with 0.1"):
+    remedy = f"leave out --lines {path}, or remove the line of runs/sgt/seed-0"
+    with pytest.raises(InputError) as error:
         finished_runs(asked(tmp_path / "files", data, arms=arms), home, lines)
-    with pytest.raises(InputError, match=r"is not the data that .*lines.jsonl was trained on"):
+    assert (error.value.field, error.value.remedy) == ("optimizer.weight_decay", None)
+    assert error.value.expected == f"runs/sgt/seed-0 in {path} was trained with 0.1; {remedy}"
+    with pytest.raises(InputError) as error:
         finished_runs(asked(tmp_path / "files", prepared(tmp_path, 20)), home, lines)
+    assert error.value.expected == f"runs/sgt/seed-0 in {path} was trained on other data; {remedy}"
     before = path.read_text()
     first = json.loads(before.partition("\n")[0])
     other = {**first, "result": {**first["result"], "scores": {"held_out_loss": 1.0}}}
@@ -196,6 +203,33 @@ def test_lines_are_checked_like_folders(done: Path, data: Path, tmp_path: Path) 
         path.write_text(before + json.dumps(entry))
         with pytest.raises(RunError, match=rf"lines.jsonl:{before.count(chr(10)) + 1}: {said}"):
             read_lines([path], home)
+
+
+def test_only_a_last_line_may_be_cut_off(done: Path, data: Path, tmp_path: Path) -> None:
+    path = with_lines(done, tmp_path / "there")
+    first, second, third, *_ = path.read_text().splitlines()
+    whole = set(read_lines([path], tmp_path))
+    for text, number in ((f"{first}\n{second[:99]}\n{third}\n", 2), (first[:99], 1), ('\nconfig = "base.toml"\n', 2)):
+        path.write_text(text)
+        with pytest.raises(RunError, match=rf"lines.jsonl:{number}: is no line of a finished run \(not JSON\)"):
+            read_lines([path], tmp_path)
+    path.write_text("")
+    assert read_lines([path], tmp_path) == {}
+    for text in (f"{first}\n\n{second}\n{third[:99]}", f"{first}\n{second}"):  # the next line is one of its own
+        path.write_text(text)
+        run_comparison(asked(tmp_path / "files", data), path.parent, say=lambda text: None)
+        assert set(read_lines([path], tmp_path)) == whole
+        assert path.read_text().startswith(f"{first}\n")
+
+
+def test_lines_that_are_not_of_the_comparison_are_counted(done: Path, data: Path, tmp_path: Path) -> None:
+    lines = read_lines([with_lines(done, tmp_path / "there")], tmp_path)
+    arms = {"plain": {"model.schedule": "uniform"}, "sgt": SGT}
+    fewer = asked(tmp_path / "files", data, arms=arms, seeds=[0, 2])
+    assert describe_lines(fewer, lines) == (
+        "lines of 8 runs read; 6 of them not of this comparison, such as runs/plain/seed-1"
+    )
+    assert describe_lines(asked(tmp_path / "files", data), lines) == "lines of 8 runs read"
 
 
 def test_no_run_is_begun_that_would_end_too_late(data: Path, tmp_path: Path) -> None:
@@ -208,13 +242,45 @@ def test_no_run_is_begun_that_would_end_too_late(data: Path, tmp_path: Path) -> 
     assert said[-1].startswith("no time is left for")
 
 
-def test_lines_of_such_a_device_tell_how_long_a_run_would_take(done: Path, data: Path, tmp_path: Path) -> None:
-    """They say so before any run has ended here; those of other devices, or of more runs side by side, do not."""
-    line = next(iter(read_lines([with_lines(done, tmp_path / "there")], tmp_path).values()))
-    slow = replace(line, result=replace(line.result, training_seconds=100.0 * line.result.steps), jobs=2)
-    device = line.result.device
-    assert Slowest.of_lines({"one": slow}, 2, device).seconds(7) == pytest.approx(700, rel=0.1)
-    assert Slowest.of_lines({"one": slow}, 1, device) == Slowest.of_lines({"one": slow}, 2, "another") == Slowest()
+def test_runs_of_earlier_calls_tell_how_long_a_run_would_take(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of its own folder, or by their lines: nothing is begun that they leave no time for."""
+    arms = {"a": {"model.schedule": "uniform"}, "long": {"budget": {"tokens": 64_000_000}}}
+    comparison = asked(tmp_path / "files", data, arms=arms, primary=["long", "a"])
+    out, elsewhere = tmp_path / "out", tmp_path / "elsewhere"
+    for key in (RunKey("a", 0), RunKey("a", 1)):
+        train(configuration(comparison, key, {}), out / key.path)
+    monkeypatch.setattr("subprocess.Popen", None)  # nothing can be begun
+    assert len(run_comparison(comparison, out, limit=60, say=lambda text: None)) == 2
+    lines = read_lines([out / "lines.jsonl"], elsewhere)
+    assert len(run_comparison(comparison, elsewhere, limit=60, lines=lines, say=lambda text: None)) == 2
+
+
+@pytest.mark.parametrize(
+    ("device", "jobs", "alike"),
+    [("x86_64 CPU, 2 threads", 2, True), ("x86_64 CPU, 1 thread", 1, False), ("H200", 2, False)],
+)
+def test_runs_of_other_devices_or_more_side_by_side_do_not(device: str, jobs: int, alike: bool) -> None:
+    """Two runs side by side have a thread each, on a machine that says of itself that it has two."""
+    slow = result("a", 0, 3.0, training_seconds=700.0, steps=7, device="x86_64 CPU, 1 thread")
+    known, side_by_side = {RunKey("a", 0): slow}, {"runs/a/seed-0": 2}
+    found = Slowest.of_earlier(known, side_by_side, jobs, device)
+    assert found == (Slowest(100.0, 6.0) if alike else Slowest())
+    assert found.seconds(70) == (7006.0 if alike else 0.0)
+
+
+@pytest.mark.parametrize(
+    ("given", "threads"), [(None, [8, 4, 1]), ("2", [2, 2, 1]), ("3,2", [3, 3, 1]), ("99", [8, 4, 1]), ("x", [8, 4, 1])]
+)
+def test_runs_have_no_more_threads_than_the_environment_says(
+    monkeypatch: pytest.MonkeyPatch, given: str | None, threads: list[int]
+) -> None:
+    monkeypatch.setattr("meristem.comparison.running._cores", lambda: 8)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if given is not None:
+        monkeypatch.setenv("OMP_NUM_THREADS", given)
+    assert [threads_of(side_by_side) for side_by_side in (1, 2, 9)] == threads
 
 
 def test_another_structure_is_refused_wherever_it_comes_from(done: Path, data: Path) -> None:
@@ -224,9 +290,12 @@ def test_another_structure_is_refused_wherever_it_comes_from(done: Path, data: P
 
 
 def test_other_data_is_refused(done: Path, tmp_path: Path) -> None:
-    other = prepared(tmp_path, 20)
-    with pytest.raises(InputError, match=r"data.path = .* is not the data that .*seed-0 was trained on"):
-        finished_runs(asked(tmp_path / "files", other), done)
+    """Also where they make for another structure, as rows with labels do."""
+    rows = tmp_path / "rows"
+    prepared_labelled(rows)
+    for other in (prepared(tmp_path, 20), rows):
+        with pytest.raises(InputError, match=r"data.path = .*seed-0 was trained on other data; remove it, or compare"):
+            finished_runs(asked(tmp_path / "files", other), done)
 
 
 def test_a_seed_can_be_added(done: Path, data: Path) -> None:

@@ -20,8 +20,10 @@ from meristem.comparison.planning import (
     configuration,
     count_of_runs,
     known_keys,
+    possible_keys,
     seed_key,
     trial_settings,
+    tuning_keys,
 )
 from meristem.comparison.record import show
 from meristem.comparison.results import Result
@@ -50,6 +52,12 @@ def asked(folder: Path, data: Path, **changes: Any) -> Comparison:
     return comparison(
         folder, data, arms={"searched": {}, "plain": {}}, primary=["searched", "plain"], search={**search, **changes}
     )  # fmt: skip
+
+
+def test_trials_and_what_is_reported_of_them_are_possible_runs(tmp_path: Path, data: Path) -> None:
+    found = asked(tmp_path, data)
+    reported = {RunKey("searched", 1, trial=FIRST), RunKey("plain", 1)}
+    assert {*tuning_keys(found), *reported} < {*possible_keys(found)}
 
 
 def test_without_optuna_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

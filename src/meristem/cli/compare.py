@@ -48,7 +48,7 @@ def compare_command(
     from meristem.comparison.file import load_comparison
     from meristem.comparison.lines import read_lines
     from meristem.comparison.record import show
-    from meristem.comparison.running import finished_runs, run_comparison
+    from meristem.comparison.running import describe_lines, finished_runs, run_comparison
     from meristem.comparison.tables import summary
     from meristem.files import absolute, write_atomically
     from meristem.report.page.comparison import comparison_page
@@ -62,6 +62,8 @@ def compare_command(
     if only_show:
         folder.mkdir(parents=True, exist_ok=True)
         results = finished_runs(wanted, folder, elsewhere)
+        if elsewhere:
+            say(describe_lines(wanted, elsewhere))
     else:
         try:
             results = run_comparison(wanted, folder, jobs=jobs, limit=limit, lines=elsewhere, say=say)

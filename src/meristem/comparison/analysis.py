@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from meristem.comparison.file import Comparison, Contrast
+from meristem.comparison.file import Comparison, Contrast, name_of
 from meristem.comparison.paired import PairedDifference, paired_difference
 from meristem.comparison.planning import (
     CLOSE,
@@ -323,20 +323,22 @@ def _look_notes(comparison: Comparison, shown: Sequence[Mapping[str, Any]]) -> l
             f"{counted(len(left), 'seed')} left out after looking ({', '.join(map(str, sorted(left)))}): what is "
             "shown may have been chosen."
         )
-    for name in ("primary", "margin", "measure", "rates", "rate_length", "trials"):
-        now = facts_of(comparison)[name]
-        if first.get(name, now) != now:
+    for name, now in facts_of(comparison).items():
+        then = next((look[name] for look in shown if name in look), now)  # an older look may not have it
+        if name != "seeds" and then != now:
             was, it, is_ = ("were", "they", "are") if name.endswith("s") else ("was", "it", "is")
-            notes.append(f"{name} {was} changed after looking: {it} {was} {first[name]}, now {it} {is_} {now}.")
+            notes.append(f"{name} {was} changed after looking: {it} {was} {then}, now {it} {is_} {now}.")
     return notes
 
 
 def facts_of(comparison: Comparison) -> dict[str, Any]:
     """What should stand before results are seen, as plain values."""
     primary = [[contrast.arm, contrast.baseline] for contrast in comparison.primary]
+    own = {f"arms.{name_of(arm.name)}.{key}": v for arm in comparison.arms.values() for key, v in arm.facts.items()}
     return {"seeds": list(comparison.seeds), "primary": primary, "margin": comparison.margin,
             "measure": comparison.measure, "rates": list(comparison.rates), "rate_length": comparison.rate_length,
-            "trials": 0 if comparison.search is None else comparison.search.trials}  # fmt: skip
+            "trials": 0 if comparison.search is None else comparison.search.trials,
+            "budget": comparison.budget.table, **own}  # fmt: skip
 
 
 def _spread_notes(lines: Sequence[ContrastLine]) -> list[str]:

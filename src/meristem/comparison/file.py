@@ -6,13 +6,13 @@ import itertools
 import math
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from meristem.choices import BestBy
 from meristem.comparison.search import Range, Search, read_search
-from meristem.config import build_config, flatten, load_config, parse_overrides, read_configuration
+from meristem.config import Config, build_config, flatten, load_config, parse_overrides, read_configuration
 from meristem.config.growth import nearest
 from meristem.errors import InputError
 from meristem.settings import flat, of_type
@@ -42,6 +42,12 @@ class Budget:
     amount: float | None = None  # None: what `of` spends, or for tokens the updates of the configuration
     of: str | None = None
 
+    @property
+    def table(self) -> dict[str, Any]:
+        """As it stands in a file."""
+        entries = {"kind": self.kind, self.kind: self.amount, "of": self.of}
+        return {key: value for key, value in entries.items() if value is not None}
+
 
 @dataclass(frozen=True)
 class Arm:
@@ -52,6 +58,11 @@ class Arm:
     budget: Budget | None = None
     point: str = ""  # of the grid
     rate_of: str | None = None  # the arm whose best rate it has, instead of trying rates itself
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """Its own budget, as it stands in a file, and whose rate it has; None where it has those of all arms."""
+        return {"budget": None if self.budget is None else self.budget.table, "rate_of": self.rate_of}
 
 
 @dataclass(frozen=True)
@@ -89,6 +100,10 @@ class Comparison:
         of = self.beside(arm, budget.of)
         return Budget() if of == arm else replace(budget, of=of)
 
+    def budget_field(self, arm: str) -> str:
+        """The key of the file that has the budget of an arm."""
+        return "budget" if self.arms[arm].budget is None else f"arms.{arm}.budget"
+
     def beside(self, arm: str, other: str) -> str:
         """The arm of this name at the same point of the grid."""
         return _at(other, self.arms[arm].point)
@@ -121,7 +136,7 @@ class Comparison:
 
     def is_searched(self, arm: str) -> bool:
         """Whether an arm is reported with the best settings of a search."""
-        return self.search is not None and _name_of(arm) in self.search.arms
+        return self.search is not None and name_of(arm) in self.search.arms
 
     @property
     def tuning_seeds(self) -> tuple[int, ...]:
@@ -139,6 +154,9 @@ def read_comparison(
     data: Mapping[str, Any], path: Path, preset: str | None = None, overrides: Sequence[str] = ()
 ) -> Comparison:
     """The comparison that the tables of a file describe; `path` is the file, beside which its configuration lies."""
+    if {entry.name for entry in fields(Config)} & {*data} and not {*KEYS} & {*data}:
+        instead = f"a comparison is a file of its own, with config = {path.name!r} and arms"
+        raise InputError("arms", None, f"must be tables [arms.NAME]: {path.name} is a configuration; {instead}")
     for key in data:
         if key not in KEYS:
             raise InputError(key, data[key], f"unknown key of a comparison; did you mean {nearest(key, KEYS)}?")
@@ -148,7 +166,7 @@ def read_comparison(
     base = flatten(load_config(path.parent / data["config"]))
     values = {**base, **config_changes, **parse_overrides(overrides)}
     arms = _laid_out(_arms(data.get("arms")), _grid(data.get("sweep", {})))
-    names = {_name_of(arm): None for arm in arms}
+    names = {name_of(arm): None for arm in arms}
     points = list(dict.fromkeys(arm.point for arm in arms.values()))
     pair = _pair("primary", data.get("primary"), names)
     others = [_pair("contrasts", entry, names) for entry in _list("contrasts", data.get("contrasts", []))]
@@ -263,7 +281,7 @@ def _at(arm: str, point: str) -> str:
     return f"{arm} @ {point}" if point else arm
 
 
-def _name_of(arm: str) -> str:
+def name_of(arm: str) -> str:
     """The name of an arm without its point of the grid."""
     return arm.partition(" @ ")[0]
 
@@ -377,9 +395,8 @@ def _check(comparison: Comparison) -> None:
                     f"arms.{arm.name}.{key}", value, "is what the budget says; give the arm one of its own"
                 )
         _check_rate_of(comparison, arm)
-        if comparison.spends_flops(arm.name) and (kind := comparison.budget_of(arm.name).kind) != "flops":
-            expected = "must be flops, named or of another arm, as depth decides what these are best spent on"
-            raise InputError(f"arms.{arm.name}.budget.kind", kind, expected)
+        if comparison.spends_flops(arm.name):
+            _check_flops(comparison, arm)
         of = comparison.budget_of(arm.name).of
         if of is not None and of not in comparison.arms:
             raise InputError(f"arms.{arm.name}.budget.of", of, f"must be one of the arms {', '.join(comparison.arms)}")
@@ -388,10 +405,23 @@ def _check(comparison: Comparison) -> None:
     for arm in comparison.arms.values():
         if not comparison.references(arm.name):
             values = arm_values(comparison, arm.name, lambda other, what: None)
+            if comparison.spends_flops(arm.name):
+                values["train.flops"] = comparison.budget_of(arm.name).amount
             build_config(values)
             for key, part in comparison.search.space if comparison.search and comparison.is_searched(arm.name) else ():
                 for value in part.ends if isinstance(part, Range) else part:
                     build_config({**values, key: value})
+
+
+def _check_flops(comparison: Comparison, arm: Arm) -> None:
+    """Refuse a budget that says no FLOPs to an arm that decides what these are best spent on."""
+    budget, field = arm.budget or comparison.budget, comparison.budget_field(arm.name)
+    if budget.kind != "flops":
+        expected = f"must be flops for {arm.name}, named or of another arm: depth decides what they are best spent on"
+        raise InputError(f"{field}.kind", budget.kind, expected)
+    if budget.of is not None and comparison.beside(arm.name, budget.of) == arm.name:
+        expected = f"leaves open what {arm.name} itself may spend; give it an amount, arms.{arm.name}.budget.flops"
+        raise InputError(f"{field}.of", budget.of, expected)
 
 
 def _check_rate_of(comparison: Comparison, arm: Arm) -> None:
@@ -399,7 +429,7 @@ def _check_rate_of(comparison: Comparison, arm: Arm) -> None:
     if arm.rate_of is not None:
         tuned = [other.name for other in comparison.arms.values() if other.rate_of is None and comparison.rates]
         if not isinstance(arm.rate_of, str) or comparison.tuned_arm(arm.name) not in tuned:
-            names = ", ".join(dict.fromkeys(map(_name_of, tuned))) or "none, as there are no rates"
+            names = ", ".join(dict.fromkeys(map(name_of, tuned))) or "none, as there are no rates"
             raise InputError(f"arms.{arm.name}.rate_of", arm.rate_of, f"must be an arm with rates of its own: {names}")
     elif comparison.rates:
         for other in comparison.references(arm.name):

@@ -165,6 +165,21 @@ def known_keys(comparison: Comparison, results: Results) -> list[RunKey]:
     return keys
 
 
+def possible_keys(comparison: Comparison) -> list[RunKey]:
+    """All runs that a comparison may come to have, whatever is measured and chosen."""
+    keys = [_measuring(arm, number) for arm in comparison.arms for number in range(1, ROUNDS + 1)]
+    for arm in comparison.arms:
+        searched = comparison.search if comparison.is_searched(arm) else None
+        trials = (None,) if searched is None else range(searched.trials)
+        keys += [
+            RunKey(arm, seed, rate, trial)
+            for seed in (*comparison.seeds, *comparison.tuning_seeds)
+            for rate in comparison.rates or (None,)
+            for trial in trials
+        ]
+    return keys
+
+
 def configuration(comparison: Comparison, key: RunKey, results: Results) -> Config:
     """What a run is trained with; `Waiting` if that depends on a run that has not ended yet."""
 
@@ -177,6 +192,8 @@ def configuration(comparison: Comparison, key: RunKey, results: Results) -> Conf
         values["optimizer.lr"] = key.rate
     if key.trial is not None:
         values |= trial_settings(comparison, key.arm, key.trial, results)
+    if comparison.spends_flops(key.arm):  # instead of train.steps, by which growth would be refused too early
+        values["train.flops"] = wanted(comparison, key, results)
     config = build_config({**values, **_own_seeds(build_config(values), key.seed)})
     return _matched(comparison, key, config, results)
 
@@ -216,9 +233,7 @@ def _followed(comparison: Comparison, key: RunKey, other: str, results: Results)
 
 def _matched(comparison: Comparison, key: RunKey, config: Config, results: Results) -> Config:
     """The configuration with the length, or the size, that its budget says."""
-    if comparison.spends_flops(key.arm):
-        return replace(config, train=replace(config.train, flops=wanted(comparison, key, results)))
-    kind = comparison.budget_of(key.arm).kind
+    kind, spends = comparison.budget_of(key.arm).kind, comparison.spends_flops(key.arm)
     grows = comparison.may_grow(key.arm)
     length = _length(comparison, key)
     if key.measuring == 1 and not grows:
@@ -230,15 +245,29 @@ def _matched(comparison: Comparison, key: RunKey, config: Config, results: Resul
         updates = length * _updates_of_tokens(comparison, key.arm, config)
     elif key.measuring == 1:
         return config
-    elif kind == "flops" and not grows:
+    elif kind == "flops" and (spends or not grows):
         updates = wanted(comparison, key, results) / _step_flops(config)
     else:
         rounds = key.measuring - 1 if key.measuring else _rounds(comparison, key.arm, results)
         updates = _measured_updates(comparison, key, results, rounds)
     if updates < 1:
-        goal = wanted(comparison, key, results)
-        raise InputError(f"budget.{kind}", goal, f"is less than {key.arm} needs for one update, {goal / updates:.3g}")
-    return _long(config, round(updates) if kind == "seconds" else math.ceil(round(updates, 6)))
+        raise _too_little(comparison, key, updates, wanted(comparison, key, results))
+    return config if spends else _long(config, round(updates) if kind == "seconds" else math.ceil(round(updates, 6)))
+
+
+def _too_little(comparison: Comparison, key: RunKey, updates: float, goal: float) -> InputError:
+    """The error for a run that may spend less than an update needs, by the key of the file that says so."""
+    budget, field, length = comparison.budget_of(key.arm), comparison.budget_field(key.arm), _length(comparison, key)
+    needed = f"less than {key.arm} needs for one update, {goal / updates:.3g}"
+    if budget.of is not None:
+        return InputError(f"{field}.of", budget.of, f"spent {goal:.3g} {budget.kind}, {needed}")
+    if updates >= length:
+        expected = f"leaves {key.arm} {updates:.2g} of an update; must be about {length / updates:.3g} or more"
+        return InputError("rate_length", comparison.rate_length, expected)
+    if budget.amount is None:
+        expected = f"are fewer tokens than one update of {key.arm} has; must be more, or its batch smaller"
+        return InputError("train.steps", comparison.values["train.steps"], expected)
+    return InputError(f"{field}.{budget.kind}", budget.amount, f"is {needed}")
 
 
 def _length(comparison: Comparison, key: RunKey) -> float:

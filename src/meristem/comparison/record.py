@@ -14,7 +14,7 @@ from meristem import __version__
 from meristem.comparison.analysis import Analysis, analyse, facts_of
 from meristem.comparison.file import Comparison
 from meristem.comparison.planning import Results, Waiting, trial_settings, tuning_keys, tuning_score
-from meristem.comparison.running import NO_LINES, Lines, launched_jobs
+from meristem.comparison.running import NO_LINES, Lines, jobs_of_runs
 from meristem.comparison.tables import markdown
 from meristem.files import read_json, write_atomically
 
@@ -59,5 +59,4 @@ def _trials(comparison: Comparison, results: Results) -> list[dict[str, Any]]:
 
 def _side_by_side(out: Path, paths: set[str], lines: Lines) -> int:
     """The most runs that were allowed to run at a time, of those that are reported."""
-    elsewhere = {run: line.jobs for run, line in lines.items()}
-    return max((jobs for run, jobs in {**elsewhere, **launched_jobs(out)}.items() if run in paths), default=1)
+    return max((jobs for run, jobs in jobs_of_runs(out, lines).items() if run in paths), default=1)

@@ -26,12 +26,14 @@ from meristem.comparison.lines import Begun, Line, add_line, written_runs
 from meristem.comparison.numbers import short
 from meristem.comparison.planning import (
     Lost,
+    Results,
     RunKey,
     Waiting,
     configuration,
     count_of_runs,
     data_digest,
     known_keys,
+    possible_keys,
     starting_plan_of,
     timed_arms,
     updates_of,
@@ -40,7 +42,7 @@ from meristem.comparison.results import Result, has_diverged, is_finished, lost_
 from meristem.comparison.tables import MEASURES
 from meristem.config import Config, check_resumable, known_values
 from meristem.devices import choose_device, describe_device
-from meristem.errors import InputError, Remedy, RunError
+from meristem.errors import InputError, RunError
 from meristem.files import absolute, parsed_json, write_atomically
 from meristem.runs.origin import first_difference
 from meristem.runs.run_folder import RunFolder
@@ -76,9 +78,17 @@ class Slowest:
     besides: float = 0.0
 
     @classmethod
-    def of_lines(cls, lines: Lines, jobs: int, device: str) -> Slowest:
-        """By runs of earlier calls on such a device, as many side by side; how long those took to start is unknown."""
-        alike = (line.result for line in lines.values() if (line.jobs, line.result.device) == (jobs, device))
+    def of_earlier(cls, results: Results, side_by_side: Mapping[str, int], jobs: int, device: str) -> Slowest:
+        """By runs of earlier calls on such a device, as many side by side; how long those took to start is unknown.
+
+        How many threads a run has on a CPU follows from those side by side, so that the name of a device suffices.
+        """
+        alike = (
+            result
+            for key, result in results.items()
+            if side_by_side.get(str(key.path), 1) == jobs
+            and result.device.partition(",")[0] == device.partition(",")[0]
+        )
         return reduce(lambda slowest, result: slowest.with_run(result.all_seconds, result), alike, cls())
 
     def with_run(self, seconds: float, result: Result) -> Slowest:
@@ -110,6 +120,14 @@ def finished_runs(comparison: Comparison, out: Path, lines: Lines = NO_LINES) ->
             return results
 
 
+def describe_lines(comparison: Comparison, lines: Lines) -> str:
+    """How many runs lines were read of, and how many of these are of no use, as the comparison does not have them."""
+    possible = {str(key.path) for key in possible_keys(comparison)}
+    others = [run for run in lines if run not in possible]
+    told = f"; {len(others)} of them not of this comparison, such as {others[0]}" if others else ""
+    return f"lines of {counted(len(lines), 'run')} read{told}"
+
+
 def _ended_before(
     comparison: Comparison, key: RunKey, out: Path, results: dict[RunKey, Result], lines: Lines
 ) -> Result | None:
@@ -138,16 +156,15 @@ def _finished(key: RunKey, out: Path, config: Config, line: Line | None) -> Resu
 
 
 def _check_alike(begun: Begun, config: Config) -> None:
-    """Refuse a run that began otherwise than the file says now."""
+    """Refuse a run that began otherwise than the file says now; other data first, from which more may follow."""
+    if begun.data != data_digest(config):
+        raise begun.refused("data.path", config.data.path, "was trained on other data")
     _check_structure(begun, config)
     try:
         check_resumable(begun.config, as_begun(begun.config, config))
     except InputError as error:
-        began = begun.config[error.field]
-        expected = f"{begun.place} was trained with {began!r}; remove it, or compare in another folder"
-        raise InputError(error.field, error.value, expected, Remedy(("out=FOLDER",))) from None
-    if begun.data != data_digest(config):
-        raise InputError("data.path", config.data.path, f"is not the data that {begun.place} was trained on")
+        why = f"was trained with {begun.config[error.field]!r}"
+        raise begun.refused(error.field, error.value, why) from None
 
 
 def _check_structure(begun: Begun, config: Config) -> None:
@@ -155,8 +172,7 @@ def _check_structure(begun: Begun, config: Config) -> None:
     if (field := first_difference(starting_plan_of(config), begun.plan)) is not None:
         named = [key for key, value in known_values(config).items() if key.endswith((".plan", ".like")) and value]
         key = named[0] if named else f"plan.{field}"
-        expected = f"{begun.place} began with another structure ({field}); remove it, or compare in another folder"
-        raise InputError(key, config[key] if named else None, expected, Remedy(("out=FOLDER",)))
+        raise begun.refused(key, config[key] if named else None, f"began with another structure ({field})")
 
 
 def as_begun(began: Config, config: Config) -> Config:
@@ -176,18 +192,21 @@ def run_comparison(
 ) -> dict[RunKey, Result]:  # fmt: skip
     """Make all runs that are missing, `jobs` at a time, and return the results of all; `lines` are of runs elsewhere.
 
-    None is begun that would end more than `limit` seconds from now, going by the slowest one that has ended.
+    None is begun that would end more than `limit` seconds from now, going by the slowest one that has ended, also in
+    an earlier call.
     """
     out = absolute("out", out)
     out.mkdir(parents=True, exist_ok=True)
     results = finished_runs(comparison, out, lines)
     _catch_up(out, results)
     say(f"{counted(count_of_runs(comparison, results), 'run')} in {out}; {len(results)} done")
+    if lines:
+        say(describe_lines(comparison, lines))
     timed = {*timed_arms(comparison)}
     running: list[Running] = []
     begun, made, changed, gpus = time.monotonic(), 0, True, visible_gpus()
     device = choose_device(str(comparison.values.get("train.device", "auto")))
-    slowest = Slowest.of_lines(lines, jobs, describe_device(device))
+    slowest = Slowest.of_earlier(results, jobs_of_runs(out, lines), jobs, describe_device(device))
     with _stoppable():
         try:
             while len(results) < (total := count_of_runs(comparison, results)):
@@ -246,6 +265,11 @@ def launched_jobs(out: Path) -> dict[str, int]:
             entry = parsed_json(line)
             jobs[entry["run"]] = max(jobs.get(entry["run"], 1), entry["jobs"])
     return jobs
+
+
+def jobs_of_runs(out: Path, lines: Lines) -> dict[str, int]:
+    """How many runs were allowed side by side with each, by the paths of all that were begun here or have a line."""
+    return {**{run: line.jobs for run, line in lines.items()}, **launched_jobs(out)}
 
 
 def _progress(
@@ -335,7 +359,7 @@ def _launched(key: RunKey, config: Config, out: Path, share: Share, say: Say) ->
         say(f"going on with {key}")
         config = as_begun(RunFolder.open(folder).config, config)
     write_atomically(file, config.to_toml())
-    threads = max(1, _cores() // share.side_by_side)
+    threads = threads_of(share.side_by_side)
     # Threads that wait without spinning: on a busy machine the default is ten times slower.
     environment = {"OMP_WAIT_POLICY": "PASSIVE", **os.environ, "OMP_NUM_THREADS": str(threads)}
     environment |= {} if share.gpu is None else {"CUDA_VISIBLE_DEVICES": share.gpu}
@@ -349,6 +373,13 @@ def _launched(key: RunKey, config: Config, out: Path, share: Share, say: Say) ->
                 "time": time.time()}  # fmt: skip
         launches.write(json.dumps(line) + "\n")
     return Running(key, process, log, time.monotonic(), share.gpu, share.side_by_side)
+
+
+def threads_of(side_by_side: int) -> int:
+    """The threads of one of so many runs: its share of the cores, or fewer if the environment says so."""
+    share = max(1, _cores() // side_by_side)
+    given = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    return min(share, max(1, int(given))) if given.isdecimal() else share
 
 
 def _cores() -> int:

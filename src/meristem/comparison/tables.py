@@ -10,6 +10,7 @@ from meristem.comparison.analysis import Analysis, ArmRow, ContrastLine
 from meristem.comparison.file import Comparison, Contrast
 from meristem.comparison.paired import PairedDifference
 from meristem.comparison.verdicts import Verdict
+from meristem.settings import flat
 
 MEASURES = {"held_out_loss": "held-out loss", "accuracy": "accuracy", "macro_f1": "macro-F1"}
 
@@ -122,11 +123,12 @@ def _times(analysis: Analysis) -> Table:
 
 
 def _arms(comparison: Comparison) -> Table:
-    rows = [
-        (arm.name, ", ".join(f"{key} = {value}" for key, value in arm.changes.items()) or "nothing")
-        for arm in comparison.arms.values()
-    ]
-    return Table("Arms", ("arm", "what it changes in the configuration"), rows)
+    rows = []
+    for arm in comparison.arms.values():
+        own = flat({key: value for key, value in arm.facts.items() if value is not None})
+        changes = ", ".join(f"{key} = {value}" for key, value in {**arm.changes, **own}.items())
+        rows.append((arm.name, changes or "nothing"))
+    return Table("Arms", ("arm", "what it changes"), rows)
 
 
 def summary(analysis: Analysis) -> list[str]:

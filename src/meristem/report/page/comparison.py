@@ -17,7 +17,7 @@ from meristem.report.page.file import page_text
 from meristem.wording import counted
 
 # Columns that hold words; the first of a table does too.
-WORDS = ("tested", "result", "final structure", "what it changes in the configuration")
+WORDS = ("tested", "result", "final structure", "what it changes")
 
 Runs = Mapping[str, Mapping[int, Result]]
 
