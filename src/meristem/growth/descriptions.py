@@ -65,9 +65,10 @@ def _loop_done(event: GrowthEvent) -> str:
 
 def _stack_done(event: GrowthEvent) -> str:
     facts = event.facts
-    if event.action != "stack" or not {"before", "layers", "order"} <= facts.keys():
+    before = facts.get("before")
+    if event.action != "stack" or type(before) is not int or not {"layers", "order"} <= facts.keys():
         return ""
-    return f"{facts['before']} blocks become {facts['layers']}: {facts['order']}"
+    return f"{counted(before, 'block')} become{'s' * (before == 1)} {facts['layers']}: {facts['order']}"
 
 
 # What births are decided by, by criterion or policy; births at random times measure nothing.

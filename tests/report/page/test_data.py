@@ -22,6 +22,7 @@ from meristem.plan import Plan
 from meristem.report.page.curves import axes, loss_curves, short, with_extremes
 from meristem.report.page.data import page_data, run_data, uniform_plan
 from meristem.report.page.repeat import repeat_command
+from meristem.report.pictures import run_text
 from meristem.report.structure_history import snapshots
 from meristem.runs.entries import growth_events
 from meristem.runs.layer_numbers import LayerNumbers
@@ -230,6 +231,39 @@ def test_a_run_without_growth_says_why(tmp_path: Path) -> None:
     assert told["gauges"][0]["layers"][0]["values"] == [0.01, 0.02]  # to be looked at although nothing was born
     still = run_data(hand_made(tmp_path / "still", PLAN))
     assert still["stories"] == [{"policy": "", "text": "growth.policies is empty: the structure was to stay as it is."}]
+
+
+CHOSEN = "Began with 2 blocks, as many as are best for train.flops; "
+GIVEN = "Began with 2 blocks, as growth.depth.start_layers says; there may be 4 at most (model.layers). "
+NONE = "Of 2 decisions none added blocks. At the last one, at step 800, twice the blocks promised "
+
+
+@pytest.mark.parametrize(
+    ("start", "most", "outlooks", "story"),
+    [
+        (2, 4, [(0.01, 0.02), (0.00004, 0.00032)], f"{GIVEN}{NONE}4e-05 nats and cost 0.00032."),
+        (2, 4, [(0.2, 0.1), (0.2, 0.1)],
+         f"{GIVEN}{NONE}0.2 nats and cost 0.1, but nothing is copied in the last 30% of the FLOPs."),
+        (2, 4, [], f"{GIVEN}Nothing was decided: the loss was not known for long enough."),
+        (2, 4, [(None, 0.1), (0.2, 10**400)], f"{GIVEN}Nothing was decided: the loss was not known for long enough."),
+        (None, 4, [(0.01, 0.02), (0.1, 0.2)],
+         f"{CHOSEN}there may be 4 at most (model.layers). {NONE}0.1 nats and cost 0.2."),
+        (None, 2, [], f"{CHOSEN}these are all that there may be (model.layers), so nothing was left to decide."),
+    ],
+)  # fmt: skip
+def test_a_run_that_chooses_its_depth_tells_how(
+    start: int | None, most: int, outlooks: list[tuple[Any, Any]], story: str, tmp_path: Path
+) -> None:
+    plan = replace(PLAN, target=PLAN.layers * (most // 2) if most > 2 else ())
+    values = {"growth.policies": ["depth"], "model.layers": most, "train.flops": 1e9, "train.steps": 1000}
+    settings = values if start is None else {**values, "growth.depth.start_layers": start}
+    measured = [
+        {"step": 700 + 100 * number, "event": "measured", "policy": "depth", "promise": promise, "price": price}
+        for number, (promise, price) in enumerate(outlooks)
+    ]
+    run = hand_made(tmp_path / "run", plan, settings, events=[START, *measured])
+    assert run_data(run)["stories"] == [{"policy": "depth", "text": story}]
+    assert f"depth: {story}" in run_text(run).splitlines()
 
 
 @pytest.mark.parametrize("name", ["heads", "loops", "classifier"])
