@@ -19,6 +19,7 @@ from meristem.pruning.rows import pruning_rows
 from meristem.pruning.search import Search
 from meristem.pruning.settings import Budget
 from meristem.pruning.source import open_source
+from meristem.report.page.data import run_data
 from meristem.report.page.events import growth_rows
 from meristem.report.page.file import report_page
 from meristem.report.page.repeat import repeat_command
@@ -109,6 +110,17 @@ def test_a_run_that_its_flops_ended_can_be_repaired(data: Path, tmp_path: Path) 
     folder = RunFolder.open(prune_run(run.path, tmp_path / "out", settings, device="cpu").folder)
     assert folder.newest_step == steps + 3
     assert folder.config.train.flops is None
+
+
+def test_a_grown_run_that_its_flops_ended_has_ended_when_it_is_pruned(data: Path, tmp_path: Path) -> None:
+    """It has fewer updates than train.steps, which are those of the structure that it began with."""
+    grows = {"growth__policies": ["stack"], "growth__stack__at": [2], "growth__stack__start_layers": 1}
+    run = trained(data, tmp_path / "run", train__flops=1.5e8, checkpoint__every=4, **grows)
+    assert run.newest_step < run.config.train.steps
+    result = prune_run(run.path, tmp_path / "out", FREE, device="cpu")
+    assert run_data(result.folder)["status"] == {"word": "finished", "text": f"Finished: {run.newest_step} steps."}
+    early = prune_run(run.path, tmp_path / "early", FREE, step=4, device="cpu")
+    assert run_data(early.folder)["status"]["word"] == "not finished"
 
 
 def test_a_repair_alone_is_the_control(whole: RunFolder, tmp_path: Path) -> None:
