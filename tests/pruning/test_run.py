@@ -4,6 +4,7 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -222,6 +223,23 @@ def test_a_folder_that_holds_something_is_refused_at_once(whole: RunFolder, tmp_
     said = call("prune", whole.path, "--keep", "0.5", "--out", tmp_path)
     assert said.code == 2
     assert "already holds something" in said.err
+
+
+def test_a_folder_inside_the_run_is_refused(whole: RunFolder) -> None:
+    for out in (whole.path / "sub", whole.path / "checkpoints" / ".." / "small"):
+        with pytest.raises(InputError, match=r"out = .*: lies inside the run that is pruned, .*; name a folder"):
+            prune_run(whole.path, out, FREE, device="cpu")
+        assert not out.exists()
+
+
+@pytest.mark.parametrize("settings", [{"keep": 1.0}, {"budget": "heads=100"}, {"budget": "heads=1.0"}])
+def test_a_budget_that_is_met_already_is_refused(settings: dict[str, Any], whole: RunFolder, tmp_path: Path) -> None:
+    """The new run would be a copy; a repair alone is another matter."""
+    (field,) = settings
+    message = rf"{field} = .*: takes nothing out: the model is within it already \(heads=6\); ask for less, or for"
+    with pytest.raises(InputError, match=message):
+        prune_run(whole.path, tmp_path / "out", PruneSettings(**settings), device="cpu")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_classifier_is_pruned_and_predicts(labelled: Path, tmp_path: Path) -> None:

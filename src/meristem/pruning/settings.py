@@ -120,6 +120,15 @@ class PruneSettings:
             raise InputError("keep", self.keep, f"leaves {budget.most} heads, and {least} have to stay")
         return budget
 
+    def check_change(self, plan: Plan) -> None:
+        """Refuse a budget that a model of this plan is within already: without a repair it would only be copied."""
+        target = self.target(plan)
+        if target is None or self.repair or not target.is_met(plan):
+            return
+        field, word = "keep" if self.budget is None else "budget", {size: word for word, size in WORDS.items()}
+        expected = f"takes nothing out: the model is within it already ({word[target.size]}={target.of(plan)})"
+        raise InputError(field, getattr(self, field), f"{expected}; ask for less, or for a repair")
+
     @property
     def changed(self) -> dict[str, object]:
         """The settings that are not as usual, as plain values for JSON; infinity is a text."""
