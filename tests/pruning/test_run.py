@@ -2,6 +2,9 @@
 
 import json
 import math
+import os
+import signal
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +29,9 @@ from meristem.report.page.file import report_page
 from meristem.report.page.repeat import repeat_command
 from meristem.report.run_growth import RunGrowth
 from meristem.runs.run_folder import RunFolder, load_run
+from meristem.training import loop
 from meristem.training.loop import Outcome
+from meristem.training.optimizer import guarded_update
 from meristem.training.train import resume, train
 from training.helpers import CPU, EAGER_HEADS, STEPS, tiny_config, trained
 
@@ -205,7 +210,7 @@ def test_without_a_budget_the_tolerance_is_the_limit(whole: RunFolder, tmp_path:
 def test_what_is_interrupted_leaves_nothing(
     whole: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: BaseException | None, call: Call
 ) -> None:
-    def stopped(path: Path) -> Outcome:
+    def stopped(path: Path, notice: str) -> Outcome:
         if how is not None:
             raise how
         return Outcome(path, STEPS + 1, None, 15)
@@ -215,6 +220,24 @@ def test_what_is_interrupted_leaves_nothing(
     said = call("prune", whole.path, "--out", tmp_path / "out", *flags)
     assert said.code == (130 if how is not None else 128 + 15)
     assert "nothing was kept" in said.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_signal_during_a_repair_does_not_promise_to_save(
+    whole: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Call
+) -> None:
+    def interrupted(*arguments: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.5)  # what is said about it comes from another thread
+        return guarded_update(*arguments)
+
+    monkeypatch.setattr(loop, "guarded_update", interrupted)
+    flags = ("--keep", "0.5", "--repair", "20", "--tolerance", "inf", "--sequences", "16", "--device", "cpu")
+    said = call("prune", whole.path, "--out", tmp_path / "out", *flags)
+    assert said.code == 128 + signal.SIGINT
+    assert "then stopping: nothing of it will be kept; press again to stop at once" in said.out
+    assert "saving" not in said.out + said.err
+    assert "stopped by SIGINT: nothing was kept" in said.err
     assert list(tmp_path.iterdir()) == []
 
 

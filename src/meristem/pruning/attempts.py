@@ -22,6 +22,7 @@ from meristem.runs.run_folder import load_run
 from meristem.training.tasks import make_task
 from meristem.training.train import resume
 
+STOPPING = "finishing this step, then stopping: nothing of it will be kept; press again to stop at once"
 MOST_REPAIRS = 4  # besides the first one, where that ends above the tolerance
 
 
@@ -102,7 +103,7 @@ class Attempts:
         if repair:
             model.cpu()
             self._make_room()
-            outcome = resume(path)
+            outcome = resume(path, notice=STOPPING)
             if outcome.signal is not None:
                 raise Stopped(outcome.signal)
             loss, held_out = self.search.loss(load_run(path, device=str(self.device)).model), outcome.held_out

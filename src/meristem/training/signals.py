@@ -17,17 +17,19 @@ logger = logging.getLogger(__name__)
 # the end of the allowed CPU time. Not all of them are there on every system.
 NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGXCPU")
 STOPS = tuple(getattr(signal, name) for name in NAMES if hasattr(signal, name))
+SAVING = "finishing this step, then saving; press again to stop without saving"
 BROKEN_PIPE = 13  # SIGPIPE, as which the loss of the output counts
 
 
 class StopSignals:
     """Signals ask for a clean stop after the current step; a second one ends at once.
 
-    `say` is called at the first one with what happens now, from a thread of its own, as the main one may be busy for
-    seconds. Signals that were ignored when the command began, as under nohup, stay ignored.
+    `say` is called at the first one with `notice`, what happens now, from a thread of its own, as the main one may be
+    busy for seconds. Signals that were ignored when the command began, as under nohup, stay ignored.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, notice: str = SAVING) -> None:
+        self.notice = notice
         self.number: int | None = None
         self.say: Callable[[str], None] = logger.warning
         self._before: dict[int, Any] = {}
@@ -78,7 +80,7 @@ class StopSignals:
             if not said:
                 said = True
                 with suppress(Exception):  # nobody may be left to hear it
-                    self.say("finishing this step, then saving; press again to stop without saving")
+                    self.say(self.notice)
         os.close(self._read)
 
     def _ask(self, number: int, frame: FrameType | None) -> None:

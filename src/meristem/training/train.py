@@ -33,7 +33,7 @@ from meristem.training.going_on import check_bound, go_back, load_agreed, restor
 from meristem.training.growth_from_config import starting_plan
 from meristem.training.length import as_found, updates_left, with_steps
 from meristem.training.loop import Outcome, Trainer, evaluations_of, last_measured, micro_batch, task_of
-from meristem.training.signals import StopSignals
+from meristem.training.signals import SAVING, StopSignals
 from meristem.training.starting import Start
 from meristem.training.tasks import initial_plan, make_task
 from meristem.training.trackers import check_trackers
@@ -73,12 +73,12 @@ def train(config: Config, out: str | Path) -> Outcome:
             return _trained(folder, config, data, checkpoint, peers)
 
 
-def resume(out: str | Path, config: Config | None = None, *, from_start: bool = False) -> Outcome:
+def resume(out: str | Path, config: Config | None = None, *, from_start: bool = False, notice: str = SAVING) -> Outcome:
     """Go on with the run in `out` from its newest whole checkpoint, or from the start if it has none yet.
 
     `config` may differ from the run's own in what its result does not depend on; it is then stored in its place. Where
     checkpoints were written and none can be read nothing is touched and an error says why; `from_start` begins anew on
-    purpose, and keeps logs and checkpoints aside.
+    purpose, and keeps logs and checkpoints aside. `notice` is what is said at the first signal.
 
     >>> resume("runs/first").step
     12
@@ -120,14 +120,15 @@ def resume(out: str | Path, config: Config | None = None, *, from_start: bool = 
         peers.wait()
         if checkpoint is not None and ended:
             return Outcome(folder.path, checkpoint.step, last_measured(evaluations).get("held_out_loss"), None)
-        return _trained(folder, config, data, checkpoint, peers)
+        return _trained(folder, config, data, checkpoint, peers, notice)
 
 
 def _trained(
-    folder: RunFolder, config: Config, data: TokenData | LabelledData, checkpoint: Checkpoint | None, peers: Processes
-) -> Outcome:
+    folder: RunFolder, config: Config, data: TokenData | LabelledData, checkpoint: Checkpoint | None, peers: Processes,
+    notice: str = SAVING,
+) -> Outcome:  # fmt: skip
     """Train to the end, going back over updates that are not finite where the configuration says so."""
-    with StopSignals() as stop:
+    with StopSignals(notice) as stop:
         while True:
             try:
                 return Trainer(folder, config, data, checkpoint, peers).run(stop)
