@@ -80,7 +80,9 @@ def test_the_page_tells_of_every_head_that_left(pruned: PruneResult) -> None:
     told = growth_rows(RunGrowth(RunFolder.open(pruned.folder)))
     readings = [row["reading"] for row in told if row["action"] == "removal"]
     assert readings == [
-        f"loss {entry['loss_with']:.4g} with it, {entry['loss_without']:.4g} without" for entry in removals
+        f"loss {one['loss_with']:.4g} with it, {one['loss_without']:.4g} without "
+        f"({one['loss_without'] - one['loss_with']:+.2g})"
+        for one in removals
     ]
     page = report_page([pruned.folder])
     assert "took heads out of a trained model" in page

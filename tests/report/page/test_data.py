@@ -183,11 +183,31 @@ def test_events_say_why_in_words(tmp_path: Path) -> None:
     assert (birth["reading"], birth["threshold"]) == ("demand 0.4 ± 0.05", "above 0.03")
     assert birth["rule"] == "the demand is certain, large and steady"
     assert (spare["what"], spare["head"]) == ("head kept after a trial", "0")
-    assert (spare["reading"], spare["threshold"]) == ("loss 2 with it, 2.5 without", "may rise by 0.10%")
+    assert (spare["reading"], spare["threshold"]) == ("loss 2 with it, 2.5 without (+0.5)", "may rise by 0.10%")
     assert (add["layer"], add["head"], add["reading"]) == (1, "1", "entropy 0.7")
     assert add["threshold"] == "at least 0.7, the lowest on the shortlist"
     assert (fix["what"], fix["layer"], fix["reading"]) == ("growth of loops ended", None, "")
     assert [one["row"] for one in told["structure"]["snapshots"]] == [None, 0, 2]
+
+
+def test_small_changes_of_the_loss_are_told_with_their_digits(tmp_path: Path) -> None:
+    """Of heads that left and of refits, as far as the losses are known."""
+    two = Plan.from_heads([2, 1], width=32, head_dim=8, vocabulary=50, context=16)
+    after, moves = RemoveHead(0, 1).apply(two), {"heads": {"0": [0]}}
+    left = growth(10, "prune", "removal", 0, "missed least", after, head=1, heads=[1, 1], loss_with=2.50612,
+                  loss_without=2.50633, moves=moves)  # fmt: skip
+    refits = [
+        growth(10, "prune", "refit", None, "taken over", after, loss_before=before, loss_after=2.5063)
+        for before in (2.50633, None)
+    ]
+    run = hand_made(tmp_path / "run", two, {"train.steps": 10}, events=[START, left, *refits])
+    readings = [row["reading"] for row in run_data(run)["events"]]
+    assert readings == [
+        "loss 2.506 with it, 2.506 without (+0.00021)",
+        "loss 2.506 before, 2.506 after (-3e-05)",
+        "loss not finite before, 2.506 after",
+    ]
+    assert [line.partition("); ")[2] for line in run_text(run).splitlines()[1:4]] == readings
 
 
 def test_layers_that_left_are_called_what_they_were(tmp_path: Path) -> None:
