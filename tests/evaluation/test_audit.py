@@ -437,6 +437,8 @@ def test_only_the_layers_that_ask_most_are_tried() -> None:
     tried = demands.index(max(demands))
     assert [found.layer for found in audit.layers if found.gain is not None] == [tried]
     assert "was not tried: its demand is smaller than that of the layers tried." in verdict(audit)[1]
+    none = audit_model(Decoder(plan), lambda: itertools.cycle(batches), batches, replace(settings, layers=0))
+    assert "in layers 0, 1, 2 was not tried: none was to be tried (layers = 0)." in verdict(none)[1]
 
 
 def test_what_cannot_be_audited() -> None:

@@ -2,8 +2,12 @@
 
 import json
 import math
+import os
+import signal
+import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,12 +23,15 @@ from meristem.pruning.rows import pruning_rows
 from meristem.pruning.search import Search
 from meristem.pruning.settings import Budget
 from meristem.pruning.source import open_source
+from meristem.report.page.data import run_data
 from meristem.report.page.events import growth_rows
 from meristem.report.page.file import report_page
 from meristem.report.page.repeat import repeat_command
 from meristem.report.run_growth import RunGrowth
 from meristem.runs.run_folder import RunFolder, load_run
+from meristem.training import loop
 from meristem.training.loop import Outcome
+from meristem.training.optimizer import guarded_update
 from meristem.training.train import resume, train
 from training.helpers import CPU, EAGER_HEADS, STEPS, tiny_config, trained
 
@@ -73,7 +80,9 @@ def test_the_page_tells_of_every_head_that_left(pruned: PruneResult) -> None:
     told = growth_rows(RunGrowth(RunFolder.open(pruned.folder)))
     readings = [row["reading"] for row in told if row["action"] == "removal"]
     assert readings == [
-        f"loss {entry['loss_with']:.4g} with it, {entry['loss_without']:.4g} without" for entry in removals
+        f"loss {one['loss_with']:.4g} with it, {one['loss_without']:.4g} without "
+        f"({one['loss_without'] - one['loss_with']:+.2g})"
+        for one in removals
     ]
     page = report_page([pruned.folder])
     assert "took heads out of a trained model" in page
@@ -109,6 +118,17 @@ def test_a_run_that_its_flops_ended_can_be_repaired(data: Path, tmp_path: Path) 
     folder = RunFolder.open(prune_run(run.path, tmp_path / "out", settings, device="cpu").folder)
     assert folder.newest_step == steps + 3
     assert folder.config.train.flops is None
+
+
+def test_a_grown_run_that_its_flops_ended_has_ended_when_it_is_pruned(data: Path, tmp_path: Path) -> None:
+    """It has fewer updates than train.steps, which are those of the structure that it began with."""
+    grows = {"growth__policies": ["stack"], "growth__stack__at": [2], "growth__stack__start_layers": 1}
+    run = trained(data, tmp_path / "run", train__flops=1.5e8, checkpoint__every=4, **grows)
+    assert run.newest_step < run.config.train.steps
+    result = prune_run(run.path, tmp_path / "out", FREE, device="cpu")
+    assert run_data(result.folder)["status"] == {"word": "finished", "text": f"Finished: {run.newest_step} steps."}
+    early = prune_run(run.path, tmp_path / "early", FREE, step=4, device="cpu")
+    assert run_data(early.folder)["status"]["word"] == "not finished"
 
 
 def test_a_repair_alone_is_the_control(whole: RunFolder, tmp_path: Path) -> None:
@@ -192,7 +212,7 @@ def test_without_a_budget_the_tolerance_is_the_limit(whole: RunFolder, tmp_path:
 def test_what_is_interrupted_leaves_nothing(
     whole: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: BaseException | None, call: Call
 ) -> None:
-    def stopped(path: Path) -> Outcome:
+    def stopped(path: Path, notice: str) -> Outcome:
         if how is not None:
             raise how
         return Outcome(path, STEPS + 1, None, 15)
@@ -205,11 +225,46 @@ def test_what_is_interrupted_leaves_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_signal_during_a_repair_does_not_promise_to_save(
+    whole: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Call
+) -> None:
+    def interrupted(*arguments: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.5)  # what is said about it comes from another thread
+        return guarded_update(*arguments)
+
+    monkeypatch.setattr(loop, "guarded_update", interrupted)
+    flags = ("--keep", "0.5", "--repair", "20", "--tolerance", "inf", "--sequences", "16", "--device", "cpu")
+    said = call("prune", whole.path, "--out", tmp_path / "out", *flags)
+    assert said.code == 128 + signal.SIGINT
+    assert "finishing this step first; press again to stop at once" in said.out
+    assert "saving" not in said.out + said.err
+    assert "stopped by SIGINT: nothing was kept" in said.err
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_folder_that_holds_something_is_refused_at_once(whole: RunFolder, tmp_path: Path, call: Call) -> None:
     (tmp_path / "mine.txt").write_text("mine")
     said = call("prune", whole.path, "--keep", "0.5", "--out", tmp_path)
     assert said.code == 2
     assert "already holds something" in said.err
+
+
+def test_a_folder_inside_the_run_is_refused(whole: RunFolder) -> None:
+    for out in (whole.path / "sub", whole.path / "checkpoints" / ".." / "small"):
+        with pytest.raises(InputError, match=r"out = .*: lies inside the run that is pruned, .*; name a folder"):
+            prune_run(whole.path, out, FREE, device="cpu")
+        assert not out.exists()
+
+
+@pytest.mark.parametrize("settings", [{"keep": 1.0}, {"budget": "heads=100"}, {"budget": "heads=1.0"}])
+def test_a_budget_that_is_met_already_is_refused(settings: dict[str, Any], whole: RunFolder, tmp_path: Path) -> None:
+    """The new run would be a copy; a repair alone is another matter."""
+    (field,) = settings
+    message = rf"{field} = .*: takes nothing out: the model is within it already \(heads=6\); ask for less, or for"
+    with pytest.raises(InputError, match=message):
+        prune_run(whole.path, tmp_path / "out", PruneSettings(**settings), device="cpu")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_classifier_is_pruned_and_predicts(labelled: Path, tmp_path: Path) -> None:

@@ -24,15 +24,23 @@ def test_sizes_are_those_of_a_model() -> None:
 
 @pytest.mark.parametrize(
     ("text", "size", "most"),
-    [("heads=7", "heads", 7), ("heads=0.5", "heads", 6.0), ("kv=0.75", "kv_bytes", 288.0), ("kv=200", "kv_bytes", 200)],
-)
+    [
+        ("heads=7", "heads", 7), ("heads=0.5", "heads", 6.0), ("kv=0.75", "kv_bytes", 288.0),
+        ("kv=200", "kv_bytes", 200), ("kv=2e2", "kv_bytes", 200), ("parameters=3.5E4", "parameters", 35_000),
+        ("heads=.7e+1", "heads", 7),
+    ],
+)  # fmt: skip
 def test_a_point_makes_a_share_of_it(text: str, size: str, most: float) -> None:
     assert Budget.read(text, PLAN) == Budget(size, most)
 
 
 @pytest.mark.parametrize(
-    "text", ["heads", "heads=", "layers=3", "kv=70%", "kv=1.5", "kv=0.0", "heads=-1", "heads=2", "kv=0.1", "heads=nan"]
-)
+    "text",
+    [
+        "heads", "heads=", "layers=3", "kv=70%", "kv=1.5", "kv=0.0", "heads=-1", "heads=2", "kv=0.1", "heads=nan",
+        "heads=e1", "heads=7e", "kv=7e-1", "kv=1e999", "heads=.",
+    ],
+)  # fmt: skip
 def test_budgets_that_cannot_be_are_refused(text: str) -> None:
     with pytest.raises(InputError, match="budget"):
         Budget.read(text, PLAN)

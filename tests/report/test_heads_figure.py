@@ -129,7 +129,7 @@ def test_lines_say_what_grew_when_and_why() -> None:
     assert one_layer().lines() == [
         f"step 200: a head is born: layer 0 now has 2 heads ({RULE}); demand 0.8 ± 0.1, above 0.1",
         f"step 400: a head is born: layer 0 now has 3 heads ({RULE}); demand 0.5 ± 0.01, above 0.1",
-        f"step 800: a head has left: layer 0 now has 2 heads ({RULE}); loss 0.5 with it, 0.5004 without",
+        f"step 800: a head has left: layer 0 now has 2 heads ({RULE}); loss 0.5 with it, 0.5004 without (+0.0004)",
         "1 trial without a head showed it to be needed",
         "layer 0: 2 heads (1 at the start, 4 predicted); at the end demand -0.001 ± 0.01, births begin at 0.2: " + RULE,
         HINT,

@@ -146,7 +146,7 @@ def test_blocks_of_ones_own_come_and_go(kind: str, data: Path, tmp_path: Path) -
     assert [begin for begin in begins if begin.startswith("step")] == [f"step {event.step}" for event in told]
     layers = range(len(plan.layers))
     assert [begin for begin in begins if begin.startswith("layer")] == [f"layer {layer}" for layer in layers]
-    assert any(f"{sum(plan.heads)} at the end" in text for text in drawn(run.path))
+    assert any(f"{sum(plan.heads)} in {len(plan.layers)} blocks at the end" in text for text in drawn(run.path))
 
 
 def test_a_layer_that_was_taken_out_is_told_as_such(data: Path, tmp_path: Path) -> None:
@@ -156,6 +156,7 @@ def test_a_layer_that_was_taken_out_is_told_as_such(data: Path, tmp_path: Path) 
     copied = "now loops heads 0 in 2 passes (it is a copy of a layer that does)"
     assert f"step 9: layer 1 (taken out at step 21) {copied}" in lines
     assert "step 21: narrow in layer 1 (one less)" in lines
-    assert any("12 at the end; no birth; 1 layer taken out, not shown" in text for text in drawn(run.path))
+    facts = "12 in 4 blocks at the end; 2 changes of depth; 1 layer taken out, not shown"
+    assert any(facts in text for text in drawn(run.path))
     observed = RunGrowth(run).loops.observations
     assert [entry["step"] for entry in observed] == [*range(2, 25, 2)]  # none is lost, whatever its layers were

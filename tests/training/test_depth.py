@@ -10,8 +10,10 @@ import pytest
 
 from meristem.errors import InputError
 from meristem.report.page.data import run_data
+from meristem.report.pictures import draw_growth, run_text
 from meristem.runs.run_folder import RunFolder
 from meristem.training.train import resume, train
+from report.helpers import assert_labels_are_inside_and_apart, parsed, texts
 
 from .helpers import assert_equal_runs, copy_run, final_state, metrics, run_jobs, tiny_config, trained
 
@@ -84,7 +86,25 @@ def test_the_page_tells_of_it(grown: RunFolder) -> None:
     shown = run_data(grown.path)
     assert json.dumps(shown)
     assert "2 layers" not in shown["title"]
-    assert shown["stories"][0]["text"].startswith("Doubled the blocks 2 times")
+    assert "added blocks, of which there are 4 now. At the last one, at step " in shown["stories"][0]["text"]
+    stacks = [e for e in grown.read(grown.events) if e.get("action") == "stack"]
+    told = [(row["reading"], row["threshold"]) for row in shown["events"]]
+    assert told == [(f"promise {e['promise']:.3g} nats", f"above the price, {e['price']:.3g} nats") for e in stacks]
+
+
+def test_lines_and_picture_tell_of_blocks(grown: RunFolder, tmp_path: Path) -> None:
+    first, second = (f"step {step}: " for step, *_ in growth(grown))
+    lines = run_text(grown.path).splitlines()
+    assert lines[1].startswith("depth: Began with 1 block, as growth.depth.start_layers says")
+    assert any(line.startswith(f"{first}1 block becomes 2: stack") for line in lines)
+    assert any(line.startswith(f"{second}2 blocks become 4: stack") for line in lines)
+    picture = draw_growth(grown.path, tmp_path)
+    assert picture is not None
+    root = parsed(picture.read_text(encoding="utf-8"))
+    assert_labels_are_inside_and_apart(root)
+    (facts,) = (text for text in texts(root) if "at the end;" in text)
+    assert facts.endswith("2 heads in 1 block at the start, 8 in 4 blocks at the end; 2 changes of depth")
+    assert "blocks are copied" in texts(root)
 
 
 def test_it_needs_flops(data: Path, tmp_path: Path) -> None:

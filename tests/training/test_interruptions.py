@@ -50,7 +50,7 @@ def test_a_signal_ends_the_command_cleanly_and_it_says_how_to_go_on(
     assert errors == ""
     newest = load_checkpoint(list_checkpoints(run.checkpoints)[-1])
     assert 5 <= newest.step < LONG["train__steps"]
-    assert "\nfinishing this step, then saving; press again to stop without saving\n" in output
+    assert "\nfinishing this step first; press again to stop at once, without saving\n" in output
     assert f"stopped at step {newest.step}" in output
     assert f"go on with: meristem resume {run.path}" in output
     assert events(run)[-1] == "stopped"
@@ -110,7 +110,7 @@ main()
         [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     assert process.stdout is not None
-    for wanted in ("in the update", "finishing this step, then saving; press again to stop without saving"):
+    for wanted in ("in the update", "finishing this step first; press again to stop at once, without saving"):
         while wanted not in process.stdout.readline():
             assert process.poll() is None
         process.send_signal(signal.SIGINT)

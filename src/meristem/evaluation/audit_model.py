@@ -172,9 +172,9 @@ class _Auditor:
         able.sort(key=lambda layer: -relative[layer].demand if math.isfinite(relative[layer].demand) else math.inf)
         tried = sorted(able[: self.settings.layers])
         confidence = _joint_confidence(len(tried))
-        gains: list[tuple[Gain | None, str]] = [
-            (None, reason or "its demand is smaller than that of the layers tried") for reason in reasons
-        ]
+        smaller = "its demand is smaller than that of the layers tried"
+        untried = smaller if self.settings.layers else "none was to be tried (layers = 0)"
+        gains: list[tuple[Gain | None, str]] = [(None, reason or untried) for reason in reasons]
         for layer in tried:
             grown = self._losses_after_training(layer, gauges[layer].directions(0))
             longer = self._losses_after_training(layer, None)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from torch import Tensor
 
+from meristem.amounts import read_amount
 from meristem.errors import InputError
 from meristem.growth.edits import AddHead
 from meristem.growth.head_surgery import newborn_head, with_head
@@ -37,8 +37,8 @@ class RelativeDemand:
 class BirthBudget:
     """How far a model may grow: in heads, in parameters, or in the time of an update.
 
-    With a point the value is in units of what the model has at the start, otherwise it is an amount. A time is always
-    in units of that at the start.
+    With a point and no exponent the value is in units of what the model has at the start, otherwise it is an amount. A
+    time is always in units of that at the start.
 
     >>> BirthBudget.read("heads=24")
     BirthBudget(kind='heads', value=24.0, relative=False)
@@ -51,10 +51,11 @@ class BirthBudget:
     @classmethod
     def read(cls, text: str) -> BirthBudget:
         kind, _, value = text.partition("=")
-        if kind not in BUDGETS or re.fullmatch(r"\d+|\d*\.\d+|\d+\.", value) is None:
+        amount = read_amount(value)
+        if kind not in BUDGETS or amount is None:
             expected = "must be such as heads=24, parameters=1.2 or time=1.1: with a point, of what there is at first"
             raise InputError("budget", text, expected)
-        budget = cls(kind, float(value), kind == "time" or "." in value)
+        budget = cls(kind, amount.value, kind == "time" or amount.relative)
         if budget.relative and budget.value <= 1:
             raise InputError("budget", text, "must be above 1.0: that is what the model has at the start")
         return budget

@@ -65,9 +65,10 @@ def _loop_done(event: GrowthEvent) -> str:
 
 def _stack_done(event: GrowthEvent) -> str:
     facts = event.facts
-    if event.action != "stack" or not {"before", "layers", "order"} <= facts.keys():
+    before = facts.get("before")
+    if event.action != "stack" or type(before) is not int or not {"layers", "order"} <= facts.keys():
         return ""
-    return f"{facts['before']} blocks become {facts['layers']}: {facts['order']}"
+    return f"{counted(before, 'block')} become{'s' * (before == 1)} {facts['layers']}: {facts['order']}"
 
 
 # What births are decided by, by criterion or policy; births at random times measure nothing.
@@ -100,9 +101,10 @@ def describe_reason(event: GrowthEvent, tolerance: float | None = None) -> Reaso
             spread = "" if noise is None or name != "demand" else f" ± {noise:.2g}"  # its standard error
             return Reason(f"{name} {demand:.3g}{spread}", f"above {threshold:.3g}")
     if {"loss_with", "loss_without"} <= facts.keys():
-        with_it, without = (_loss_text(facts[name]) for name in ("loss_with", "loss_without"))
         limit = "" if tolerance is None else f"may rise by {tolerance:.2%}"
-        return Reason(f"loss {with_it} with it, {without} without", limit)
+        return Reason(_losses_text(facts["loss_with"], "with it", facts["loss_without"], "without"), limit)
+    if {"loss_before", "loss_after"} <= facts.keys():
+        return Reason(_losses_text(facts["loss_before"], "before", facts["loss_after"], "after"))
     entropies, shortlist = facts.get("layer_entropy"), facts.get("shortlist")
     entropy = _of_layer(entropies, layer)
     if event.action in ("add", "deepen") and entropy is not None:
@@ -120,8 +122,11 @@ def _of_layer(values: Any, layer: Any) -> float | None:
     return values[layer] if _is_known(values[layer]) else None
 
 
-def _loss_text(loss: Any) -> str:
-    return f"{loss:.4g}" if _is_known(loss) else "not finite"
+def _losses_text(first: Any, when: str, second: Any, then: str) -> str:
+    """Two losses, and by how much the second is above the first, which may be less than their digits show."""
+    told = [f"{loss:.4g}" if _is_known(loss) else "not finite" for loss in (first, second)]
+    change = f" ({second - first:+.2g})" if _is_known(first) and _is_known(second) else ""
+    return f"loss {told[0]} {when}, {told[1]} {then}{change}"
 
 
 def _is_known(value: Any) -> bool:

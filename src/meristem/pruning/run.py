@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from meristem.devices import choose_device
-from meristem.errors import RunError
+from meristem.errors import InputError, RunError
 from meristem.files import beside, flush, new_folder, remove_remains, write_atomically
 from meristem.pruning.attempts import Attempts, held_out_numbers
 from meristem.pruning.result import PruneResult
@@ -48,6 +48,9 @@ def prune_run(
     folder, place = new_folder("out", Path(out)), choose_device(device)
     check_empty(folder)
     source = open_source(run, data=data, step=step, average=average, device=device)
+    if source.folder.path.resolve() in folder.parents:
+        raise InputError("out", str(out), f"lies inside the run that is pruned, {run}; name a folder elsewhere")
+    settings.check_change(source.checkpoint.plan)
     target = settings.target(source.checkpoint.plan)
     rows = pruning_rows(source, settings, place)
     search = Search(source.model(place), rows, settings, source.step, place, report)

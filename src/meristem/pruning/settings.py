@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import asdict, dataclass, fields, replace
 
+from meristem.amounts import read_amount
 from meristem.choices import PruneOrder
 from meristem.errors import InputError
 from meristem.limits import MOST_SEED, check_integer
@@ -44,17 +44,18 @@ class Budget:
     def read(cls, text: str, plan: Plan) -> Budget:
         """A budget such as `kv=0.7`, a share of what the model of this plan has, or `heads=100`, an amount."""
         word, _, value = text.partition("=")
-        if word not in WORDS or re.fullmatch(r"\d+|\d*\.\d+|\d+\.", value) is None:
+        amount = read_amount(value)
+        if word not in WORDS or amount is None:
             raise InputError(
                 "budget", text,
                 f"must be one of {', '.join(WORDS)}, and a share such as kv=0.7 or an amount such as heads=100",
             )  # fmt: skip
         has = getattr(Sizes.of(plan), WORDS[word])
-        if "." in value and not 0 < float(value) <= 1:
+        if amount.relative and not 0 < amount.value <= 1:
             raise InputError("budget", text, "is a share, as it has a point, and must be above 0 and at most 1.0")
         if has == 0:
             raise InputError("budget", text, "means nothing here: a classifier keeps no keys and values")
-        budget = cls(WORDS[word], has * float(value) if "." in value else int(value))
+        budget = cls(WORDS[word], has * amount.value if amount.relative else amount.value)
         least = budget.of(smallest(plan))
         if budget.most < least:
             shared = " and where all heads share one pair of keys and values that stays" if word == "kv" else ""
@@ -119,6 +120,15 @@ class PruneSettings:
         if budget.most < least:
             raise InputError("keep", self.keep, f"leaves {budget.most} heads, and {least} have to stay")
         return budget
+
+    def check_change(self, plan: Plan) -> None:
+        """Refuse a budget that a model of this plan is within already: without a repair it would only be copied."""
+        target = self.target(plan)
+        if target is None or self.repair or not target.is_met(plan):
+            return
+        field, word = "keep" if self.budget is None else "budget", {size: word for word, size in WORDS.items()}
+        expected = f"takes nothing out: the model is within it already ({word[target.size]}={target.of(plan)})"
+        raise InputError(field, getattr(self, field), f"{expected}; ask for less, or for a repair")
 
     @property
     def changed(self) -> dict[str, object]:

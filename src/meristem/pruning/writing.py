@@ -16,6 +16,7 @@ from meristem.runs.checkpoint import Checkpoint, optimizer_tensors, restore_mode
 from meristem.runs.log import Log
 from meristem.runs.run_folder import RunFolder, settle
 from meristem.training.branching import Trunk
+from meristem.training.length import updates_left
 from meristem.training.optimizer import make_optimizer
 
 
@@ -63,7 +64,7 @@ def write_run(
             events.append(change.event.to_dict())
         if measured:
             Log(run.metrics).append({"step": source.step, **measured})
-        if not settings.repair and source.step == config.train.steps:
+        if not settings.repair and updates_left(checkpoint.state, source.step, config) == 0:
             events.append({"step": source.step, "event": "finished"})
 
     data = source.data if settings.repair else source.kept

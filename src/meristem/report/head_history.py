@@ -129,7 +129,7 @@ class HeadHistory:
         if last is None:
             return text
         why = f": {last.facts['rules'][layer]}" if "rules" in last.facts else ""
-        return f"{text}; at the end {measured_text(last, layer, self.criterion)}{why}"
+        return f"{text}; at step {last.step:,} {measured_text(last, layer, self.criterion)}{why}"
 
 
 def _moves_blocks(event: GrowthEvent) -> bool:

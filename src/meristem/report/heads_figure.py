@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from statistics import median
@@ -16,7 +16,7 @@ from meristem.report.drawing.colours import BACKGROUND, BLUE, GREEN, GRID, INK, 
 from meristem.report.drawing.elements import Box, Point, area, badge, band, boxes, circle, dot, polyline, text
 from meristem.report.drawing.frame import EndLabel, Frame, LegendEntry, apart, caption, end_labels, layer_names
 from meristem.report.drawing.numbers import loss_text
-from meristem.report.drawing.panels import Panel, StepLine, stacked, with_lines
+from meristem.report.drawing.panels import Panel, StepLine, stacked, strong_line_key, with_lines
 from meristem.report.drawing.scales import CountScale, LogScale, Scale
 from meristem.report.head_history import DemandPoint, HeadHistory
 from meristem.wording import counted
@@ -36,7 +36,17 @@ def heads_svg(history: HeadHistory, title: str = "", loss_scale: tuple[float, fl
 
     `loss_scale` are the ends of the axis of the losses, which otherwise follows them.
     """
-    return stacked(head_panels(history, loss_scale), history.last_step, title or "Heads", heads_facts(history))
+    panels = with_lines(head_panels(history, loss_scale), block_lines(history))
+    if history.blocks:
+        copied = all(event.action == "stack" for event in history.blocks)
+        meaning = LegendEntry("blocks are copied" if copied else "blocks come or go", strong_line_key)
+        panels = [replace(panel, legend=[*panel.legend, meaning]) for panel in panels]
+    return stacked(panels, history.last_step, title or "Heads", heads_facts(history))
+
+
+def block_lines(history: HeadHistory) -> list[StepLine]:
+    """Bold lines where blocks come and go."""
+    return [StepLine(event.step, is_strong=True) for event in history.blocks]
 
 
 def head_panels(history: HeadHistory, loss_scale: tuple[float, float] | None = None) -> list[Panel]:
@@ -54,11 +64,18 @@ def head_panels(history: HeadHistory, loss_scale: tuple[float, float] | None = N
 
 def heads_facts(history: HeadHistory) -> str:
     """What a picture says of the heads, in a line."""
-    facts = f"{history.last_step:,} steps; {counted(sum(history.start), 'head')} at the start, {sum(history.heads):,}"
+    first, last = counted(sum(history.start), "head"), f"{sum(history.heads):,}"
     actions = [event.action for event in history.changes]
     order = [action for action in dict.fromkeys((*HEAD_CHANGES, *actions)) if action in actions]
     changes = [counted(actions.count(action), action) for action in order]
-    said = [f"{facts} at the end", ", ".join(changes) or "no birth"]
+    if history.blocks:
+        first += f" in {counted(sum(heads > 0 for heads in history.start), 'block')}"
+        last += f" in {counted(len(history.layers), 'block')}"
+        changes.append(f"{counted(len(history.blocks), 'change')} of depth")
+    said = [
+        f"{history.last_step:,} steps; {first} at the start, {last} at the end",
+        ", ".join(changes) or "no birth",
+    ]
     if history.taken_out:
         said.append(f"{counted(history.taken_out, 'layer')} taken out, not shown")
     if any(history.readings) and not _demand_curves(history):

@@ -10,6 +10,7 @@ from meristem.growth.descriptions import describe_change, describe_structure
 from meristem.growth.events import GrowthEvent
 from meristem.growth.policies import POLICIES
 from meristem.plan import Plan
+from meristem.report.depth_text import depth_text
 from meristem.report.head_history import HeadHistory
 from meristem.report.loop_history import LoopHistory
 from meristem.runs.entries import (
@@ -56,6 +57,11 @@ class RunGrowth:
         told = [decision.step for decision in decisions] + [entry["step"] for entry in (*observations, *self.metrics)]
         return LoopHistory(plan, max(told, default=0), decisions, observations, self.config.policy("sgt"))
 
+    @property
+    def depth_text(self) -> str:
+        """How a run whose depth is chosen came to its blocks."""
+        return depth_text(self.config, self.start, self.numbers)
+
     def text_of(self, event: GrowthEvent) -> str:
         """A decision and its reason, in the words that were shown while the run was at work."""
         return describe_change(event, self.config.tolerance)
@@ -66,6 +72,8 @@ class RunGrowth:
         changes = [event for event in self.heads.growth if not tells_of_loops(event)]  # which are told above
         told = sorted((*changes, *others), key=lambda event: event.step)
         lines = [self.numbers.named(event, f"step {event.step:,}: {self.text_of(event)}") for event in told]
+        if self.config.growth.has("depth"):
+            lines.insert(0, f"depth: {self.depth_text}")
         if self.heads.decisions:
             lines += self.heads.summary()
         return lines if self.heads.decisions and not self.loops.decisions else [*lines, describe_structure(self.newest)]

@@ -6,16 +6,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from meristem.report.drawing.frame import LegendEntry
-from meristem.report.drawing.panels import StepLine, stacked, strong_line_key, with_lines
+from meristem.report.drawing.panels import stacked, strong_line_key, with_lines
 from meristem.report.head_history import HeadHistory
-from meristem.report.heads_figure import head_panels, heads_facts
+from meristem.report.heads_figure import block_lines, head_panels, heads_facts
 from meristem.report.loop_history import LoopHistory
 from meristem.report.loops_figure import loop_panels, loops_facts
 
 
 def together_svg(heads: HeadHistory, loops: LoopHistory, title: str = "") -> str:
     """Heads, demand and loss above, entropies, strengths and costs of loops below; blocks come and go at bold lines."""
-    depths = [StepLine(event.step, is_strong=True) for event in heads.blocks]
+    depths = block_lines(heads)
     panels = with_lines([*head_panels(heads), *loop_panels(loops)], depths)
     if depths:
         panels = [replace(panel, legend=_meanings(panel.legend)) for panel in panels]

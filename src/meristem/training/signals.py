@@ -17,6 +17,7 @@ logger = logging.getLogger(__name__)
 # the end of the allowed CPU time. Not all of them are there on every system.
 NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGXCPU")
 STOPS = tuple(getattr(signal, name) for name in NAMES if hasattr(signal, name))
+NOTICE = "finishing this step first; press again to stop at once, without saving"
 BROKEN_PIPE = 13  # SIGPIPE, as which the loss of the output counts
 
 
@@ -78,7 +79,7 @@ class StopSignals:
             if not said:
                 said = True
                 with suppress(Exception):  # nobody may be left to hear it
-                    self.say("finishing this step, then saving; press again to stop without saving")
+                    self.say(NOTICE)
         os.close(self._read)
 
     def _ask(self, number: int, frame: FrameType | None) -> None:

@@ -217,8 +217,11 @@ def test_predicted_heads_are_born_at_once_and_others_have_to_ask_for_more_and_mo
 
 @pytest.mark.parametrize(
     ("budget", "expected"),
-    [("heads=5", [2]), ("heads=6", [0, 2]), ("heads=7", [0, 1, 2]), ("parameters=1.0001", []), (None, [0, 1, 2])],
-)
+    [
+        ("heads=5", [2]), ("heads=6", [0, 2]), ("heads=7", [0, 1, 2]), ("parameters=1.0001", []), (None, [0, 1, 2]),
+        ("heads=0.6e1", [0, 2]), ("parameters=1.0e3", []), ("parameters=1e9", [0, 1, 2]),  # amounts
+    ],
+)  # fmt: skip
 def test_a_budget_is_spent_where_a_head_is_worth_most(budget: str | None, expected: list[int]) -> None:
     policy, plan = Incrt(budget=budget), Plan.from_heads([1, 1, 2], width=16)
     readings = [replace(STRONG, worth=worth) for worth in (0.2, 0.1, 0.3)]
@@ -262,7 +265,7 @@ def test_a_budget_of_time_is_reckoned_from_what_heads_have_taken_so_far() -> Non
         assert policy._afforded(state, larger, (0, 1), readings, {StepTime(): seconds})[1] == more
 
 
-@pytest.mark.parametrize("budget", ["", "24", "heads", "heads=-1", "kv=0.5", "time=0.9", "parameters=1.0", "heads=x"])
+@pytest.mark.parametrize("budget", ["", "24", "heads", "heads=1e", "kv=0.5", "time=0.9", "parameters=1.0", "heads=x"])
 def test_bad_budgets_are_refused(budget: str) -> None:
     with pytest.raises(InputError, match="budget"):
         Incrt(budget=budget)

@@ -22,6 +22,7 @@ from meristem.plan import Plan
 from meristem.report.page.curves import axes, loss_curves, short, with_extremes
 from meristem.report.page.data import page_data, run_data, uniform_plan
 from meristem.report.page.repeat import repeat_command
+from meristem.report.pictures import run_text
 from meristem.report.structure_history import snapshots
 from meristem.runs.entries import growth_events
 from meristem.runs.layer_numbers import LayerNumbers
@@ -182,11 +183,31 @@ def test_events_say_why_in_words(tmp_path: Path) -> None:
     assert (birth["reading"], birth["threshold"]) == ("demand 0.4 ± 0.05", "above 0.03")
     assert birth["rule"] == "the demand is certain, large and steady"
     assert (spare["what"], spare["head"]) == ("head kept after a trial", "0")
-    assert (spare["reading"], spare["threshold"]) == ("loss 2 with it, 2.5 without", "may rise by 0.10%")
+    assert (spare["reading"], spare["threshold"]) == ("loss 2 with it, 2.5 without (+0.5)", "may rise by 0.10%")
     assert (add["layer"], add["head"], add["reading"]) == (1, "1", "entropy 0.7")
     assert add["threshold"] == "at least 0.7, the lowest on the shortlist"
     assert (fix["what"], fix["layer"], fix["reading"]) == ("growth of loops ended", None, "")
     assert [one["row"] for one in told["structure"]["snapshots"]] == [None, 0, 2]
+
+
+def test_small_changes_of_the_loss_are_told_with_their_digits(tmp_path: Path) -> None:
+    """Of heads that left and of refits, as far as the losses are known."""
+    two = Plan.from_heads([2, 1], width=32, head_dim=8, vocabulary=50, context=16)
+    after, moves = RemoveHead(0, 1).apply(two), {"heads": {"0": [0]}}
+    left = growth(10, "prune", "removal", 0, "missed least", after, head=1, heads=[1, 1], loss_with=2.50612,
+                  loss_without=2.50633, moves=moves)  # fmt: skip
+    refits = [
+        growth(10, "prune", "refit", None, "taken over", after, loss_before=before, loss_after=2.5063)
+        for before in (2.50633, None)
+    ]
+    run = hand_made(tmp_path / "run", two, {"train.steps": 10}, events=[START, left, *refits])
+    readings = [row["reading"] for row in run_data(run)["events"]]
+    assert readings == [
+        "loss 2.506 with it, 2.506 without (+0.00021)",
+        "loss 2.506 before, 2.506 after (-3e-05)",
+        "loss not finite before, 2.506 after",
+    ]
+    assert [line.partition("); ")[2] for line in run_text(run).splitlines()[1:4]] == readings
 
 
 def test_layers_that_left_are_called_what_they_were(tmp_path: Path) -> None:
@@ -230,6 +251,39 @@ def test_a_run_without_growth_says_why(tmp_path: Path) -> None:
     assert told["gauges"][0]["layers"][0]["values"] == [0.01, 0.02]  # to be looked at although nothing was born
     still = run_data(hand_made(tmp_path / "still", PLAN))
     assert still["stories"] == [{"policy": "", "text": "growth.policies is empty: the structure was to stay as it is."}]
+
+
+CHOSEN = "Began with 2 blocks, as many as are best for train.flops; "
+GIVEN = "Began with 2 blocks, as growth.depth.start_layers says; there may be 4 at most (model.layers). "
+NONE = "Of 2 decisions none added blocks. At the last one, at step 800, twice the blocks promised "
+
+
+@pytest.mark.parametrize(
+    ("start", "most", "outlooks", "story"),
+    [
+        (2, 4, [(0.01, 0.02), (0.00004, 0.00032)], f"{GIVEN}{NONE}4e-05 nats and cost 0.00032."),
+        (2, 4, [(0.2, 0.1), (0.2, 0.1)],
+         f"{GIVEN}{NONE}0.2 nats and cost 0.1, but nothing is copied in the last 30% of the FLOPs."),
+        (2, 4, [], f"{GIVEN}Nothing was decided: the loss was not known for long enough."),
+        (2, 4, [(None, 0.1), (0.2, 10**400)], f"{GIVEN}Nothing was decided: the loss was not known for long enough."),
+        (None, 4, [(0.01, 0.02), (0.1, 0.2)],
+         f"{CHOSEN}there may be 4 at most (model.layers). {NONE}0.1 nats and cost 0.2."),
+        (None, 2, [], f"{CHOSEN}these are all that there may be (model.layers), so nothing was left to decide."),
+    ],
+)  # fmt: skip
+def test_a_run_that_chooses_its_depth_tells_how(
+    start: int | None, most: int, outlooks: list[tuple[Any, Any]], story: str, tmp_path: Path
+) -> None:
+    plan = replace(PLAN, target=PLAN.layers * (most // 2) if most > 2 else ())
+    values = {"growth.policies": ["depth"], "model.layers": most, "train.flops": 1e9, "train.steps": 1000}
+    settings = values if start is None else {**values, "growth.depth.start_layers": start}
+    measured = [
+        {"step": 700 + 100 * number, "event": "measured", "policy": "depth", "promise": promise, "price": price}
+        for number, (promise, price) in enumerate(outlooks)
+    ]
+    run = hand_made(tmp_path / "run", plan, settings, events=[START, *measured])
+    assert run_data(run)["stories"] == [{"policy": "depth", "text": story}]
+    assert f"depth: {story}" in run_text(run).splitlines()
 
 
 @pytest.mark.parametrize("name", ["heads", "loops", "classifier"])

@@ -7,6 +7,7 @@ from typing import Any
 
 from meristem.growth.descriptions import Reason, describe_reason
 from meristem.growth.events import GrowthEvent
+from meristem.report.depth_text import promise_and_price
 from meristem.report.run_growth import RunGrowth
 from meristem.wording import counted
 
@@ -80,9 +81,11 @@ def _head(event: GrowthEvent) -> str:
 
 
 def _reason(event: GrowthEvent, tolerance: float | None) -> Reason:
-    """What a decision was made on; copies of blocks come at a time that was set."""
-    facts = event.facts
-    if event.action == "stack" and type(facts.get("before")) is int and type(facts.get("layers")) is int:
+    """What a decision was made on; copies of blocks come at a time that was set, or where they promise to pay."""
+    if outlook := promise_and_price(event):
+        promise, price = outlook
+        return Reason(f"promise {promise:.3g} nats", f"above the price, {price:.3g} nats")
+    if event.action == "stack" and event.policy == "stack":
         return Reason(f"{counted(event.step, 'update')} done", f"{counted(event.step, 'update')} (growth.stack.at)")
     return describe_reason(event, tolerance)
 

@@ -44,16 +44,10 @@ def _story(name: str, growth: RunGrowth, rows: Sequence[Entry], last_step: int) 
         done = f"Copied blocks {counted(len(rows), 'time')}."
         return f"{done} The next copies come at step {ahead[0]:,}." if ahead else done
     if name == "depth":
-        return _depth_story(rows)
+        return growth.depth_text
     if name in POLICIES and POLICIES[name].static:
         return "Its loops are there from the first step on; it decides nothing during the run."
     return f"Made {counted(len(rows), 'decision')}."
-
-
-def _depth_story(rows: Sequence[Entry]) -> str:
-    if not rows:
-        return "Left the blocks as they are so far."
-    return f"Doubled the blocks {counted(len(rows), 'time')}."
 
 
 def _births_story(name: str, growth: RunGrowth, rows: Sequence[Entry]) -> str:
