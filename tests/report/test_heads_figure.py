@@ -131,7 +131,8 @@ def test_lines_say_what_grew_when_and_why() -> None:
         f"step 400: a head is born: layer 0 now has 3 heads ({RULE}); demand 0.5 ± 0.01, above 0.1",
         f"step 800: a head has left: layer 0 now has 2 heads ({RULE}); loss 0.5 with it, 0.5004 without (+0.0004)",
         "1 trial without a head showed it to be needed",
-        "layer 0: 2 heads (1 at the start, 4 predicted); at the end demand -0.001 ± 0.01, births begin at 0.2: " + RULE,
+        "layer 0: 2 heads (1 at the start, 4 predicted); at step 1,000 demand -0.001 ± 0.01, births begin at 0.2: "
+        + RULE,
         HINT,
     ]
 
@@ -140,7 +141,7 @@ def test_lines_of_what_is_not_known() -> None:
     birth = decision(50, [1, 2], [None, 0.5], noise=None, predicted=[9, 3], action="birth", layer=1)
     first, unknown, known, hint = HeadHistory((1, 1), 60, [birth]).lines()
     assert first.endswith("demand 0.5, above 0.1")
-    assert unknown == f"layer 0: 1 head (1 at the start); at the end no certain demand so far: {RULE}"
+    assert unknown == f"layer 0: 1 head (1 at the start); at step 50 no certain demand so far: {RULE}"
     assert known.startswith("layer 1: 2 heads (1 at the start, 3 predicted)")
     assert hint == HINT
     published = HeadHistory((1, 1), 60, [birth], criterion="published").lines()
