@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from meristem.errors import InputError
 from meristem.report.page.data import run_data
 from meristem.report.pictures import draw_growth, run_text
 from meristem.runs.run_folder import RunFolder
+from meristem.training.growth_from_config import starting_plan
 from meristem.training.train import resume, train
 from report.helpers import assert_labels_are_inside_and_apart, parsed, texts
 
@@ -37,15 +40,18 @@ def growth(run: RunFolder) -> list[tuple[int, int, int]]:
 
 
 def test_without_a_number_it_begins_with_what_is_best_for_its_flops(data: Path, tmp_path: Path) -> None:
-    """By a power of the updates that one block would have."""
-    given = {**SETTINGS, "growth__depth__start_layers": None, "growth__depth__promise": 0.001}
-    one = trained(data, tmp_path / "one", **{**SETTINGS, "growth__depth__promise": 0.001}).config.train.steps
-    for blocks, share in ((1, 0.2), (2, 130 * 2**2.5 / one), (4, 20.0)):
-        flops = share * float(SETTINGS["train__flops"])
-        run = trained(data, tmp_path / str(blocks), **{**given, "train__flops": flops, "train__steps": 1})
-        assert len(run.plan.layers) == blocks == min(4, max(1, round((one * share / 130) ** 0.4)))
-        assert growth(run) == []
-        assert (run.plan.target == ()) == (blocks == 4)  # all that there can be
+    """By a power of the updates that one block would have, and of the tokens of each."""
+    given = {**SETTINGS, "growth__depth__start_layers": None}
+    run = trained(data, tmp_path / "run", **{**given, "train__steps": 1})
+    assert len(run.plan.layers) == 1
+    rows, one = run.config.train.batch_size, replace(run.plan, target=())
+    cost = one.cost.training_of(rows, one.context).causal
+    for blocks in (1, 2, 3, 4):
+        updates = 20_000 * blocks**2.5 / math.sqrt(rows * one.context)
+        config = tiny_config(data, **{**given, "train__flops": updates * cost})
+        plan = starting_plan(config, replace(one, layers=run.plan.target))
+        assert len(plan.layers) == blocks
+        assert (plan.target == ()) == (blocks == 4)  # all that there can be
 
 
 def test_it_grows_in_an_ordinary_run(grown: RunFolder) -> None:

@@ -4,7 +4,7 @@ from meristem.growth.edits import AddBlock, AddHead, LoopHeads, RemoveBlock, Rem
 from meristem.growth.grower import Grower, Growth, prepared
 from meristem.growth.head_surgery import newborn_head
 from meristem.growth.policies.block_loop import BlockLoop
-from meristem.growth.policies.depth import Depth
+from meristem.growth.policies.depth import Depth, best_depth
 from meristem.growth.policies.incrt import Incrt
 from meristem.growth.policies.observe import Observe
 from meristem.growth.policies.prune import Prune
@@ -40,6 +40,7 @@ __all__ = [
     "SgtState",
     "Stack",
     "StaticLoops",
+    "best_depth",
     "newborn_head",
     "prepared",
 ]

@@ -109,6 +109,7 @@ class Grower:
 
         A state is bound to the length that policies were made with, so this is to be called again after `load`.
 
+        >>> grower = Grower(model, optimizer, [Prune()])
         >>> grower.lasts(400)
         """
         self._acting = {name: policy.lasting(total_steps) for name, policy in self.policies.items()}

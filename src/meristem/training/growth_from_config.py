@@ -17,7 +17,7 @@ from meristem.errors import InputError, RunError
 from meristem.growth import BlockLoop, Grower, Policy, Sgt, SgtState, StaticLoops
 from meristem.growth.births import BirthBudget, check_growable
 from meristem.growth.looping import looped
-from meristem.growth.policies.depth import Depth, best_depth, first_blocks
+from meristem.growth.policies.depth import Depth, best_depth
 from meristem.growth.policy import ENDLESS
 from meristem.model import Transformer
 from meristem.plan import Loop, Plan
@@ -56,8 +56,9 @@ def _with_best_depth(policy: Depth, config: Config, plan: Plan) -> Plan:
     if policy.start_layers is not None:
         return policy.prepare(plan)
     assert config.train.flops is not None
-    one = first_blocks(plan, 1).cost.training_of(config.train.batch_size, plan.context).causal
-    blocks = best_depth(config.train.flops / one)
+    rows, one = config.train.batch_size, replace(plan, layers=plan.layers[:1], target=())
+    updates = config.train.flops / one.cost.training_of(rows, plan.context).causal
+    blocks = best_depth(updates, rows * plan.context)
     return plan if blocks >= len(plan.layers) else replace(policy, start_layers=blocks).prepare(plan)
 
 

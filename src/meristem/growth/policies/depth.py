@@ -36,7 +36,8 @@ POINTS = 4  # readings that it is measured from, at least
 POWER = -0.5  # of the updates, by which the loss is taken to fall
 LAST = 0.3  # part of the FLOPs that has to be left, or a copy would not recover
 EARNED = 0.5  # part of the promise that copies earned (0 to 0.7) in measured runs
-ONE_BLOCK, GROWTH = 130, 0.4  # updates for which one block is best; the best depth grows with this power of them
+# One block is best for so many updates times the root of their tokens; the best depth grows with this power of them.
+ONE_BLOCK, GROWTH = 20_000, 0.4
 
 
 @dataclass(frozen=True)
@@ -70,10 +71,10 @@ class Depth(Policy):
     """Begins with `start_layers` blocks and doubles them whenever that pays, up to those of the plan.
 
     Of `total_steps`, the run has as many if it stays as it begins; a deeper one has the same FLOPs and fewer updates.
-    Without `start_layers` it begins with as many as were best in runs of that length. The copies are those of `Stack`,
-    put on top.
+    `best_depth` says how many blocks were best to begin with; `meristem train` asks it where `start_layers` are not
+    given. The copies are those of `Stack`, put on top.
 
-    >>> len(Depth(total_steps=200).prepare(plan).layers)
+    >>> len(Depth(total_steps=200, start_layers=1).prepare(plan).layers)
     1
     """
 
@@ -112,18 +113,11 @@ class Depth(Policy):
         if plan.is_looped:
             raise InputError("plan", plan.digest[:12], "has loops or repeats, which would not follow copies of blocks")
         if self.start_layers is None:
-            start = self._best_start(plan)
-            return plan if start == len(plan.layers) else replace(self, start_layers=start).prepare(plan)
+            raise InputError("start_layers", None, "must be given; best_depth(updates, tokens) says what was best")
         if self.start_layers >= len(plan.layers):
             most = f"must be below the {len(plan.layers)} layers of the plan, which are the most there can be"
             raise InputError("start_layers", self.start_layers, most)
         return replace(plan, layers=plan.layers[: self.start_layers], target=plan.layers)
-
-    def _best_start(self, plan: Plan) -> int:
-        """The fewest blocks that are best for what `total_steps` updates of them cost."""
-        costs = [_cost(first_blocks(plan, blocks)) for blocks in range(1, len(plan.layers) + 1)]
-        found = (n for n, cost in enumerate(costs, 1) if best_depth(self.total_steps * cost / costs[0]) <= n)
-        return next(found, len(costs))
 
     def check(self, plan: Plan) -> None:
         """Refuse a plan that is neither on the way to its target nor there."""
@@ -179,18 +173,13 @@ class Depth(Policy):
         return DepthState(data["budget"], data["spent"], data["counted"], losses)
 
 
-def best_depth(updates: float) -> int:
-    """The blocks that were best for what so many updates of one block cost.
+def best_depth(updates: float, tokens: int) -> int:
+    """The blocks that were best in measured runs for what so many updates, of so many tokens each, cost with one block.
 
-    >>> [best_depth(updates) for updates in (300, 1500, 5000, 30_000)]
-    [1, 3, 4, 9]
+    >>> [best_depth(updates, tokens=32_768) for updates in (700, 1500, 5000, 30_000)]
+    [2, 3, 5, 9]
     """
-    return max(1, round((updates / ONE_BLOCK) ** GROWTH))
-
-
-def first_blocks(plan: Plan, blocks: int) -> Plan:
-    """The plan with its first blocks only."""
-    return replace(plan, layers=plan.layers[:blocks], target=())
+    return max(1, round((updates * math.sqrt(tokens) / ONE_BLOCK) ** GROWTH))
 
 
 def _cost(plan: Plan) -> int:
