@@ -123,7 +123,8 @@ class HeadHistory:
     def layer_text(self, layer: int) -> str:
         """Heads at the start, at the end and as predicted, and why there are no more."""
         predicted = self.predicted[layer]
-        facts = [f"{self.start[layer]} at the start", *([] if predicted is None else [f"{predicted} predicted"])]
+        start = f"{self.start[layer]} at the start" if self.start[layer] else "not there at the start"
+        facts = [start, *([] if predicted is None else [f"{predicted} predicted"])]
         text = f"layer {layer}: {counted(self.heads[layer], 'head')} ({', '.join(facts)})"
         last = next((event for event in reversed(self.decisions) if event.facts.get("demand")), None)
         if last is None:
