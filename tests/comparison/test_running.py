@@ -188,7 +188,7 @@ def test_lines_are_checked_like_folders(done: Path, data: Path, tmp_path: Path) 
     path, home = with_lines(done, tmp_path / "there"), tmp_path / "home"
     lines = read_lines([path], home)
     arms = {**ARMS, "sgt": {**SGT, "optimizer.weight_decay": 0.3}}
-    remedy = f"leave out --lines {path}, or remove the line of runs/sgt/seed-0"
+    remedy = "leave out that file, or remove the line of that run"
     with pytest.raises(InputError) as error:
         finished_runs(asked(tmp_path / "files", data, arms=arms), home, lines)
     assert (error.value.field, error.value.remedy) == ("optimizer.weight_decay", None)

@@ -44,7 +44,7 @@ class Begun:
         if self.run is None:
             expected = f"{self.place} {why}; remove it, or compare in another folder"
             return InputError(field, value, expected, Remedy(("out=FOLDER",)))
-        remedy = f"leave out --lines {self.place}, or remove the line of {self.run}"
+        remedy = "leave out that file, or remove the line of that run"
         return InputError(field, value, f"{self.run} in {self.place} {why}; {remedy}")
 
 
