@@ -47,7 +47,7 @@ def test_without_a_number_it_begins_with_what_is_best_for_its_flops(data: Path, 
     rows, one = run.config.train.batch_size, replace(run.plan, target=())
     cost = one.cost.training_of(rows, one.context).causal
     for blocks in (1, 2, 3, 4):
-        updates = 20_000 * blocks**2.5 / math.sqrt(rows * one.context)
+        updates = 18_000 * blocks**2.5 / math.sqrt(rows * one.context)
         config = tiny_config(data, **{**given, "train__flops": updates * cost})
         plan = starting_plan(config, replace(one, layers=run.plan.target))
         assert len(plan.layers) == blocks

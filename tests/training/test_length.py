@@ -26,7 +26,7 @@ def update_flops(run: RunFolder, layers: int) -> int:
 
 @pytest.fixture(scope="module")
 def stacked(data: Path, whole: RunFolder, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
-    """One block becomes two after half of the FLOPs, which are those of 30 updates and a half of one block."""
+    """One block becomes two when half of the FLOPs are spent, of 30 updates and a half of one block: after 16."""
     flops = 30.5 * update_flops(whole, 1)
     return trained(data, tmp_path_factory.mktemp("stacked") / "run", train__flops=flops, **STACKED)
 
@@ -43,10 +43,10 @@ def test_a_model_that_does_not_grow_has_the_updates_that_its_flops_suffice_for(
 def test_one_that_grows_spends_what_it_may_and_no_more(stacked: RunFolder) -> None:
     small, large = update_flops(stacked, 1), update_flops(stacked, 2)
     spent = metrics(stacked)[-2]
-    updates = 15 + int((30.5 * small - 15 * small) // large)
+    updates = 16 + int((30.5 * small - 16 * small) // large)
     assert stacked.config.train.steps == stacked.config.growth.steps == 30
     assert spent["step"] == updates < 30
-    assert spent["flops"] == 15 * small + (updates - 15) * large
+    assert spent["flops"] == 16 * small + (updates - 16) * large
     assert 0 <= 30.5 * small - spent["flops"] < large
     assert metrics(stacked)[-1]["step"] == updates  # what is measured at the end
     assert events(stacked)[-1] == "finished"
@@ -58,30 +58,32 @@ def test_its_rate_follows_what_is_spent(stacked: RunFolder) -> None:
     budget, small, large = 30.5 * update_flops(stacked, 1), update_flops(stacked, 1), update_flops(stacked, 2)
     lines = [entry for entry in metrics(stacked) if "lr" in entry]
     for entry in lines[3:]:
-        each = small if entry["step"] <= 15 else large
+        each = small if entry["step"] <= 16 else large
         share = (entry["flops"] - each) / (budget - each)
         expected = 3e-3 * (0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * share)))
         assert entry["lr"] == pytest.approx(expected, abs=2e-4)
     assert lines[-1]["lr"] == pytest.approx(3e-4)
 
 
-def test_parts_of_a_run_are_parts_of_the_updates_that_it_turns_out_to_have(data: Path, tmp_path: Path) -> None:
-    """A second copy at 0.8 of the run comes, although 0.8 of the updates of one block are never reached."""
-    settings = {"growth__policies": ["stack"], "growth__stack__at": [0.25, 0.8], "growth__stack__start_layers": 1}
+@pytest.mark.parametrize("at", [[0.25, 0.8], [12, 0.5]])
+def test_parts_of_a_run_are_parts_of_its_flops(at: list[float], data: Path, tmp_path: Path) -> None:
+    """Copies come with the first update by whose end that part is spent; those in updates after so many."""
+    settings = {"growth__policies": ["stack"], "growth__stack__at": at, "growth__stack__start_layers": 1}
     shape = {"model__layers": 4, "model__schedule": "uniform", "checkpoint__every": 2, "checkpoint__keep": 20}
-    steps = trained(data, tmp_path / "plain", **shape, train__steps=1).plan
-    flops = 40.5 * replace(steps, layers=steps.layers[:1]).cost.training.causal * 4 * steps.context
-    run = trained(data, tmp_path / "run", train__flops=flops, **shape, **settings)
-    first, second = [event["step"] for event in run.read(run.events) if event.get("action") == "stack"]
-    reckoned = first + int((flops - first * update_flops(run, 1)) // update_flops(run, 2))
-    assert (first, second) == (10, round(0.8 * reckoned))
-    assert metrics(run)[-1]["step"] < 0.8 * 40
-    copy = copy_run(run, tmp_path / "copy", last=first + 2)
-    resume(copy.path)
-    assert_equal_runs(copy, run)
+    plan = trained(data, tmp_path / "plain", **shape, train__steps=1).plan
+    flops = 40.5 * replace(plan, layers=plan.layers[:1]).cost.training.causal * 4 * plan.context
+    run = trained(data, tmp_path / "run", train__flops=flops, **shape, **settings, log__every=1)
+    spent = {entry["step"]: entry["flops"] / flops for entry in metrics(run) if "flops" in entry}
+    copies = [event["step"] for event in run.read(run.events) if event.get("action") == "stack"]
+    for time, step in zip(at, copies, strict=True):
+        assert step == time if time >= 1 else spent[step - 1] < time <= spent[step] + 0.013
+    for last in (copies[0] + 2 - copies[0] % 2, copies[1] + 2 - copies[1] % 2):
+        copy = copy_run(run, tmp_path / f"copy-{last}", last=last)
+        resume(copy.path)
+        assert_equal_runs(copy, run)
 
 
-@pytest.mark.parametrize("last", [8, 16])
+@pytest.mark.parametrize("last", [8, 20])
 def test_it_is_resumed_bit_for_bit_before_and_after_its_growth(stacked: RunFolder, last: int, tmp_path: Path) -> None:
     copy = copy_run(stacked, tmp_path / "copy", last=last)
     assert resume(copy.path).step == metrics(stacked)[-1]["step"]

@@ -205,8 +205,10 @@ def run_comparison(
     timed = {*timed_arms(comparison)}
     running: list[Running] = []
     begun, made, changed, gpus = time.monotonic(), 0, True, visible_gpus()
-    device = choose_device(str(comparison.values.get("train.device", "auto")))
-    slowest = Slowest.of_earlier(results, jobs_of_runs(out, lines), jobs, describe_device(device))
+    slowest = Slowest()
+    if limit < math.inf:
+        device = choose_device(str(comparison.values.get("train.device", "auto")))
+        slowest = Slowest.of_earlier(results, jobs_of_runs(out, lines), jobs, describe_device(device))
     with _stoppable():
         try:
             while len(results) < (total := count_of_runs(comparison, results)):

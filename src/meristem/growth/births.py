@@ -13,7 +13,7 @@ from meristem.amounts import read_amount
 from meristem.errors import InputError
 from meristem.growth.edits import AddHead
 from meristem.growth.head_surgery import newborn_head, with_head
-from meristem.growth.policy import Change, Policy
+from meristem.growth.policy import Ahead, Change, Policy
 from meristem.limits import MOST_SEED, check_integer
 from meristem.plan import LayerPlan, Plan
 from meristem.records import finite
@@ -81,8 +81,10 @@ class Births(Policy):
         """Updates after which no head is born."""
         return last_step(self.last_birth, self.total_steps)
 
-    def lasting(self, total_steps: int) -> Self:
-        return replace(self, total_steps=total_steps)  # type: ignore[type-var]
+    def lasting(self, ahead: Ahead) -> Self:
+        if self.last_birth > 1:  # in updates
+            return self
+        return replace(self, last_birth=float(max(2, ahead.step_of(self.last_birth))))  # type: ignore[type-var]
 
     def prepare(self, plan: Plan) -> Plan:
         """The plan with `start_heads` in every layer, and what it had as ceilings."""

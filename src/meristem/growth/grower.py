@@ -21,7 +21,7 @@ from meristem.gauges.gauge import Gauge, Instrument
 from meristem.gauges.probe import Fresh, HeldBack, Probe
 from meristem.growth.apply import adopt, apply_edit, check_can_follow, check_held, tensors_of
 from meristem.growth.events import Event, GrowthEvent, Measurement, check_facts
-from meristem.growth.policy import Change, Decision, Policy
+from meristem.growth.policy import Ahead, Change, Decision, Policy
 from meristem.growth.state import joined, separated
 from meristem.model.growable import Growable
 from meristem.model.inputs import check_model, check_plan
@@ -104,15 +104,15 @@ class Grower:
         self.whole: Callable[[], AbstractContextManager[None]] = nullcontext  # in which the model has whole weights
         self._tree()  # refuses states and settings that would not come back from a file
 
-    def lasts(self, total_steps: int) -> None:
-        """The run turns out to have so many updates: what policies do after a part of it they do then.
+    def lasts(self, ahead: Ahead) -> None:
+        """The length of the run has changed: what policies do after a part of it they do when that part is spent.
 
-        A state is bound to the length that policies were made with, so this is to be called again after `load`.
+        A state is bound to the policies as they were made, so a grower that goes on from one is told again.
 
-        >>> grower = Grower(model, optimizer, [Prune()])
-        >>> grower.lasts(400)
+        >>> grower = Grower(model, optimizer, [Incrt(total_steps=1000, last_birth=0.7)])
+        >>> grower.lasts(Ahead(done=100, spent=500, each=10, budget=1000))
         """
-        self._acting = {name: policy.lasting(total_steps) for name, policy in self.policies.items()}
+        self._acting = {name: policy.lasting(ahead) for name, policy in self.policies.items()}
 
     def attach(self, optimizer: torch.optim.Optimizer | None) -> None:
         """Let an optimizer follow from now on, where it is made after the grower.
@@ -246,7 +246,7 @@ class Grower:
             if not moves.stays:
                 for instrument in self.instruments.values():
                     instrument.follow(moves, self.model.plan)
-                for other, policy in self.policies.items():
+                for other, policy in self._acting.items():
                     self.states[other] = policy.moved(self.states[other], self.done, self.model.plan, moves)
         if change.edits:  # what was seen is of the structure before
             probe.forget()

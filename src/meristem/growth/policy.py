@@ -20,6 +20,7 @@ A policy of one's own is a frozen dataclass that derives from `Policy`:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, ClassVar, Self, get_type_hints
@@ -74,6 +75,27 @@ class Decision:
     needs: tuple[Gauge, ...] = ()
 
 
+@dataclass(frozen=True)
+class Ahead:
+    """What is ahead of a run that ends with its FLOPs: after `done` updates so many are `spent`, of a `budget`.
+
+    An update takes `each` of them as long as the model stays as it is.
+
+    >>> Ahead(done=100, spent=500, each=10, budget=1000).step_of(0.75)
+    125
+    """
+
+    done: int
+    spent: int
+    each: int
+    budget: float
+
+    def step_of(self, part: float) -> int:
+        """The updates that are done when this part is spent; one that is past counts as now."""
+        missing = math.ceil(part * self.budget) - self.spent  # whole numbers, so that it is the same from any update on
+        return self.done + max(0, -(-missing // self.each))
+
+
 class Policy:
     """The one interface of all policies. Only `needs` and `decide` have to be written.
 
@@ -112,8 +134,11 @@ class Policy:
     def check_length(self) -> None:
         """Refuse settings that have no effect in a run of this length; a configuration that is read is checked so."""
 
-    def lasting(self, total_steps: int) -> Self:
-        """The policy in a run that turns out to have so many updates: times that are parts of the run move with it."""
+    def lasting(self, ahead: Ahead) -> Self:
+        """The policy in a run whose length has changed: times that are parts of the run move, if they are still ahead.
+
+        It asks for the same gauges as before.
+        """
         return self
 
     def prepare(self, plan: Plan) -> Plan:

@@ -34,6 +34,9 @@ def starting_plan(config: Config, plan: Plan) -> Plan:
     if growth.has("depth") and config.train.flops is None:
         expected = "must be given, as depth of growth.policies decides what FLOPs are best spent on"
         raise InputError("train.flops", None, expected)
+    if growth.has("stack") and growth.has("sgt") and config.train.flops is not None:
+        expected = "cannot be given where sgt follows stack: its times are parts of the updates; give train.steps"
+        raise InputError("train.flops", config.train.flops, expected)
     for name in (name for name in ENTROPIES if growth.has(name) and plan.context < 2):
         expected = f"must be at least 2: one token has no entropy, which {name} of growth.policies needs"
         raise InputError("model.context", plan.context, expected)

@@ -23,6 +23,7 @@ from meristem.errors import RunError, shortened
 from meristem.gauges.probe import HeldBack
 from meristem.growth import Grower
 from meristem.growth.policies import POLICIES
+from meristem.growth.policy import Ahead
 from meristem.limits import check_integer
 from meristem.plan import Plan
 from meristem.ranks import from_first_rank, mean_over_ranks
@@ -283,9 +284,10 @@ class Trainer:
         return stopping
 
     def tell_length(self) -> None:
-        """Where FLOPs end the run, a larger model has fewer updates: parts of the run are parts of these."""
-        if self.grower is not None and self.config.train.flops is not None:
-            self.grower.lasts(self.end)
+        """Where FLOPs end the run, parts of it are parts of these, and a larger model comes to them sooner."""
+        flops, step = self.config.train.flops, self.progress.step
+        if self.grower is not None and flops is not None:
+            self.grower.lasts(Ahead(step, self.length.flops(step), self.length.step_flops.causal, flops))
 
     def whole(self) -> AbstractContextManager[None]:
         """Within this the model has its whole weights on every process; all of them must come here."""

@@ -15,6 +15,7 @@ from meristem import InputError
 from meristem.gauges.demand import DemandReading
 from meristem.gauges.training_progress import StepTime
 from meristem.growth.policies.incrt import DemandJudgement, Incrt, IncrtState
+from meristem.growth.policy import Ahead
 from meristem.plan import Plan
 
 SEEN = 100  # feeds; enough
@@ -341,9 +342,9 @@ def test_rows_are_held_back_as_a_share_but_enough_of_them() -> None:
     assert Incrt(hold_back=0.0).held_back(100_000) == 0
 
 
-def test_births_end_after_a_part_of_the_run_as_it_turns_out() -> None:
+def test_births_end_when_a_part_of_the_flops_is_spent() -> None:
     policy = Incrt(total_steps=1000, last_birth=0.7)
-    assert policy.lasting(400) == replace(policy, total_steps=400)
-    assert (policy.last_birth_step, policy.lasting(400).last_birth_step) == (700, 280)
+    for done, spent in ((100, 1000), (101, 1020), (150, 2000)):  # from anywhere on the way
+        assert policy.lasting(Ahead(done, spent, 20, 10_000)).last_birth_step == 100 + (7000 - 1000) // 20
     given = replace(policy, last_birth=500)
-    assert given.lasting(400).last_birth_step == 500
+    assert given.lasting(Ahead(100, 1000, 20, 10_000)).last_birth_step == 500

@@ -37,7 +37,7 @@ POWER = -0.5  # of the updates, by which the loss is taken to fall
 LAST = 0.3  # part of the FLOPs that has to be left, or a copy would not recover
 EARNED = 0.5  # part of the promise that copies earned (0 to 0.7) in measured runs
 # One block is best for so many updates times the root of their tokens; the best depth grows with this power of them.
-ONE_BLOCK, GROWTH = 20_000, 0.4
+ONE_BLOCK, GROWTH = 18_000, 0.4
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,9 @@ class Depth(Policy):
         if plan.is_looped:
             raise InputError("plan", plan.digest[:12], "has loops or repeats, which would not follow copies of blocks")
         if self.start_layers is None:
-            raise InputError("start_layers", None, "must be given; best_depth(updates, tokens) says what was best")
+            raise InputError(
+                "start_layers", None, "must be given; meristem.growth.best_depth(updates, tokens) says what was best"
+            )
         if self.start_layers >= len(plan.layers):
             most = f"must be below the {len(plan.layers)} layers of the plan, which are the most there can be"
             raise InputError("start_layers", self.start_layers, most)
@@ -177,8 +179,11 @@ def best_depth(updates: float, tokens: int) -> int:
     """The blocks that were best in measured runs for what so many updates, of so many tokens each, cost with one block.
 
     >>> [best_depth(updates, tokens=32_768) for updates in (700, 1500, 5000, 30_000)]
-    [2, 3, 5, 9]
+    [2, 3, 5, 10]
     """
+    if not 0 < updates < math.inf:
+        raise InputError("updates", updates, "must be above 0, and finite")
+    check_integer("tokens", tokens, 1)
     return max(1, round((updates * math.sqrt(tokens) / ONE_BLOCK) ** GROWTH))
 
 

@@ -238,7 +238,7 @@ class Incrt(Births):
             return state, [], "no update was timed yet since the last change"
         first, had = state.start or (budget.used(plan, seconds), heads)
         state = replace(state, start=(first, had))
-        by_worth, why_not = sorted(asking, key=lambda layer: -demand[layer].worth), SPENT
+        by_worth, why_not = sorted(asking, key=lambda layer: -demand[layer].worth), ""
         if self._clock and heads == had:
             by_worth, why_not = by_worth[:1], "one head is born first, to tell what time it takes"
         afforded: list[int] = []
@@ -248,7 +248,8 @@ class Incrt(Births):
             later = seconds + (len(afforded) + 1) * (seconds - first) / max(1, heads - had)
             if budget.used(larger, later) <= budget.most(first):
                 plan, afforded = larger, [*afforded, layer]
-        return state, sorted(afforded), why_not
+        passed = SPENT if self._is_spent(state, plan) else "another head there would pass the budget"
+        return state, sorted(afforded), why_not or passed
 
     def _refused(self, state: IncrtState, before: IncrtState, layer: int) -> IncrtState:
         """The state after a layer has asked in vain: nothing has changed there, and it goes on asking."""

@@ -16,7 +16,7 @@ from meristem.growth.births import (
     full_layers,
     head_facts,
 )
-from meristem.growth.policy import ENDLESS, Decision, Readings, check_types
+from meristem.growth.policy import ENDLESS, Ahead, Decision, Readings, check_types
 from meristem.limits import check_integer
 from meristem.moves import Moves
 from meristem.plan import Plan
@@ -76,7 +76,7 @@ class RandomBirths(Births):
         first = -(-max(self.warm_up, 1) // self.decide_every) * self.decide_every
         return range(first, self.last_birth_step + 1, self.decide_every)
 
-    def lasting(self, total_steps: int) -> Self:
+    def lasting(self, ahead: Ahead) -> Self:
         """Its births were drawn at the start."""
         return self
 

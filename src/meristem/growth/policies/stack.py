@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from copy import copy
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, ClassVar, Literal, Self
@@ -14,7 +15,7 @@ from typing import Any, ClassVar, Literal, Self
 from meristem.errors import InputError
 from meristem.gauges.gauge import Gauge
 from meristem.growth.edits import AddBlock
-from meristem.growth.policy import ENDLESS, Decision, Policy, Readings, check_types
+from meristem.growth.policy import ENDLESS, Ahead, Decision, Policy, Readings, check_types
 from meristem.growth.stacking import copied_block, stacked, stacking
 from meristem.limits import MOST_LAYERS, check_integer
 from meristem.plan import Plan
@@ -69,10 +70,12 @@ class Stack(Policy):
         factor = (layers / first) ** (1 / len(self.at))
         return (*(round(first * factor**number) for number in range(len(self.at))), layers)
 
-    def lasting(self, total_steps: int) -> Self:
-        """Times that are given in updates stay; those that the run is too short for never come."""
-        late = max((time for time in self.at if time >= 1), default=0)
-        return self if late >= total_steps else replace(self, total_steps=total_steps)
+    def lasting(self, ahead: Ahead) -> Self:
+        """Times that are given in updates stay, whether the run comes to them or not."""
+        acting = copy(self)  # not checked again: parts and updates may change places
+        object.__setattr__(acting, "at", tuple(time if time >= 1 else float(ahead.step_of(time)) for time in self.at))
+        object.__setattr__(acting, "total_steps", ahead.step_of(1.0))
+        return acting
 
     def prepare(self, plan: Plan) -> Plan:
         """The plan with its first layers, or every so many, and all of them as its target.

@@ -40,7 +40,8 @@ def _story(name: str, growth: RunGrowth, rows: Sequence[Entry], last_step: int) 
         return f"Records the entropy of every head and decides nothing; {counted(seen, 'time')} so far."
     if name == "stack":
         times = growth.config.policy("stack").times
-        ahead = [time for time in times if time > last_step]
+        moved = growth.config.train.flops is not None  # then parts of the run are not known in updates before
+        ahead = [] if moved else [time for time in times if time > last_step]
         done = f"Copied blocks {counted(len(rows), 'time')}."
         return f"{done} The next copies come at step {ahead[0]:,}." if ahead else done
     if name == "depth":
