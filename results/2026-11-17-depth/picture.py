@@ -87,7 +87,7 @@ def main() -> None:
     parts += end_labels(frame, labels, 11)
     parts += bottom_axis(frame, "blocks")
     parts.append(text((frame.left, frame.bottom + 58), "ring: what `depth` begins with", size=11, colour=MUTED))
-    facts = "equal FLOPs on every line, one seed, each depth at the best of its rates"
+    facts = "equal FLOPs on every line, one seed, each depth at the best rate tried"
     svg = document(frame.right + 210, frame.bottom + 80, "Every budget has its best depth", facts, parts)
     (HERE.parents[1] / "docs/images/depth.svg").write_text(svg)
 
