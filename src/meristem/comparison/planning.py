@@ -21,6 +21,7 @@ from meristem.devices import choose_device
 from meristem.errors import InputError, RunError
 from meristem.plan import Plan
 from meristem.training.growth_from_config import starting_plan
+from meristem.training.length import with_steps
 from meristem.training.tasks import initial_plan, make_task
 
 MEASURED = 60  # updates in which the speed of an arm that does not grow is measured
@@ -365,8 +366,8 @@ def starting_plan_of(config: Config) -> Plan:
 
 def updates_of(config: Config) -> int:
     """The most updates that a run can have: where its FLOPs end it, as many as its first structure could make."""
-    flops = config.train.flops
-    return config.train.steps if flops is None else int(flops // _step_flops(config))
+    found = config if config.train.flops is None else with_steps(config, _step_flops(config))
+    return found.train.steps
 
 
 def _step_flops(config: Config) -> int:

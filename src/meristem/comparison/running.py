@@ -81,7 +81,7 @@ class Slowest:
     def of_earlier(cls, results: Results, side_by_side: Mapping[str, int], jobs: int, device: str) -> Slowest:
         """By runs of earlier calls on such a device, as many side by side; how long those took to start is unknown.
 
-        How many threads a run has on a CPU follows from those side by side, so that the name of a device suffices.
+        Devices are told apart by name alone: threads on a CPU follow from those side by side, unless limited.
         """
         alike = (
             result
@@ -219,7 +219,7 @@ def run_comparison(
                         results[key] = known
                         continue
                     config = configuration(comparison, key, results)
-                    if time.monotonic() - begun + slowest.seconds(updates_of(config)) > limit:
+                    if limit < math.inf and time.monotonic() - begun + slowest.seconds(updates_of(config)) > limit:
                         continue
                     side_by_side = 1 if _is_timed(key, timed) else jobs
                     check_room(key, config, side_by_side, gpus)

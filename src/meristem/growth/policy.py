@@ -90,6 +90,11 @@ class Ahead:
     each: int
     budget: float
 
+    @property
+    def end(self) -> int:
+        """The updates of the whole run: the last one is the last that there are FLOPs for."""
+        return self.done + max(0, int((self.budget - self.spent) // self.each))
+
     def step_of(self, part: float) -> int:
         """The updates that are done when this part is spent; one that is past counts as now."""
         missing = math.ceil(part * self.budget) - self.spent  # whole numbers, so that it is the same from any update on

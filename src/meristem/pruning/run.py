@@ -50,8 +50,8 @@ def prune_run(
     source = open_source(run, data=data, step=step, average=average, device=device)
     if source.folder.path.resolve() in folder.parents:
         raise InputError("out", str(out), f"lies inside the run that is pruned, {run}; name a folder elsewhere")
-    settings.check_change(source.checkpoint.plan)
     target = settings.target(source.checkpoint.plan)
+    settings.check_change(target, source.checkpoint.plan)
     rows = pruning_rows(source, settings, place)
     search = Search(source.model(place), rows, settings, source.step, place, report)
     if not math.isfinite(search.start):

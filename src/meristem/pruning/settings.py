@@ -121,9 +121,8 @@ class PruneSettings:
             raise InputError("keep", self.keep, f"leaves {budget.most} heads, and {least} have to stay")
         return budget
 
-    def check_change(self, plan: Plan) -> None:
-        """Refuse a budget that a model of this plan is within already: without a repair it would only be copied."""
-        target = self.target(plan)
+    def check_change(self, target: Budget | None, plan: Plan) -> None:
+        """Refuse a target that a model of this plan is within already: without a repair it would only be copied."""
         if target is None or self.repair or not target.is_met(plan):
             return
         field, word = "keep" if self.budget is None else "budget", {size: word for word, size in WORDS.items()}

@@ -8,6 +8,7 @@ from typing import Any
 
 from meristem.config import Config
 from meristem.errors import InputError
+from meristem.growth.policy import Ahead
 from meristem.plan import Plan
 from meristem.training.optimizer import learning_rate
 from meristem.training.tasks import Task
@@ -37,10 +38,13 @@ class Length:
 
     def end(self, step: int) -> int:
         """The updates of the whole run, as far as the present structure tells after `step` of them."""
-        train = self._config.train
-        if train.flops is None:
-            return train.steps
-        return min(train.steps, step + max(0, int((train.flops - self.flops(step)) // self.step_flops.causal)))
+        ahead, steps = self.ahead(step), self._config.train.steps
+        return steps if ahead is None else min(steps, ahead.end)
+
+    def ahead(self, step: int) -> Ahead | None:
+        """What is ahead after `step` updates, where FLOPs say how long the run is."""
+        flops = self._config.train.flops
+        return None if flops is None else Ahead(step, self.flops(step), self.step_flops.causal, flops)
 
     def rate(self, step: int) -> float:
         """The learning rate of update `step`, counted from 0."""

@@ -23,7 +23,6 @@ from meristem.errors import RunError, shortened
 from meristem.gauges.probe import HeldBack
 from meristem.growth import Grower
 from meristem.growth.policies import POLICIES
-from meristem.growth.policy import Ahead
 from meristem.limits import check_integer
 from meristem.plan import Plan
 from meristem.ranks import from_first_rank, mean_over_ranks
@@ -285,9 +284,9 @@ class Trainer:
 
     def tell_length(self) -> None:
         """Where FLOPs end the run, parts of it are parts of these, and a larger model comes to them sooner."""
-        flops, step = self.config.train.flops, self.progress.step
-        if self.grower is not None and flops is not None:
-            self.grower.lasts(Ahead(step, self.length.flops(step), self.length.step_flops.causal, flops))
+        ahead = self.length.ahead(self.progress.step)
+        if self.grower is not None and ahead is not None:
+            self.grower.lasts(ahead)
 
     def whole(self) -> AbstractContextManager[None]:
         """Within this the model has its whole weights on every process; all of them must come here."""

@@ -74,7 +74,7 @@ class Stack(Policy):
         """Times that are given in updates stay, whether the run comes to them or not."""
         acting = copy(self)  # not checked again: parts and updates may change places
         object.__setattr__(acting, "at", tuple(time if time >= 1 else float(ahead.step_of(time)) for time in self.at))
-        object.__setattr__(acting, "total_steps", ahead.step_of(1.0))
+        object.__setattr__(acting, "total_steps", ahead.end)
         return acting
 
     def prepare(self, plan: Plan) -> Plan:
