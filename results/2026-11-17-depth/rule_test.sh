@@ -1,17 +1,20 @@
 #!/bin/bash
 # Many small runs side by side, each on one core, in the root of the repository:
 #
-#     bash results/2026-11-17-depth/rule_test.sh LIST OUT PROCESSES SECONDS
+#     bash results/2026-11-17-depth/rule_test.sh LIST FOLDER PROCESSES SECONDS
 #
-# The lines of LIST are dealt out to the processes, whose results are OUT.0, OUT.1, ... put together in OUT at the end.
+# Every line of LIST is a process of its own, begun when a core is free, in the order of the list; its result is a file
+# of FOLDER. After SECONDS no more are waited for; a line whose result is there is not run again.
 set -u
-export PYTHONPATH=src OMP_NUM_THREADS=1
-here=results/2026-11-17-depth list=$1 out=$2 processes=$3 seconds=$4 python=${PYTHON:-python3}
-for number in $(seq 0 $((processes - 1))); do
-    awk -v n="$processes" -v i="$number" 'NR % n == i' "$list" > "$out.$number.txt"
-    $python scripts/runs.py $here/rule-test.toml "$out.$number.txt" --out "$out.$number" --limit "$seconds" > "$out.$number.log" 2>&1 &
-done
-wait
-cat "$out".[0-9]* 2>/dev/null | grep '^{' > "$out"
-rm -f "$out".[0-9]*.txt
-wc -l < "$out"
+export PYTHONPATH=src OMP_NUM_THREADS=1 RUNS_PYTHON=${PYTHON:-python3} FOLDER=$2
+mkdir -p "$FOLDER"
+one() {
+    name=${1%% *}
+    [ -s "$FOLDER/$name.jsonl" ] && return
+    echo "$1" > "$FOLDER/$name.txt"
+    $RUNS_PYTHON scripts/runs.py results/2026-11-17-depth/rule-test.toml "$FOLDER/$name.txt" --out "$FOLDER/$name.jsonl" \
+        > "$FOLDER/$name.log" 2>&1
+}
+export -f one
+grep -v '^#' "$1" | timeout -s KILL "$4" xargs -P "$3" -d '\n' -n 1 bash -c 'one "$1"' one
+cat "$FOLDER"/*.jsonl 2>/dev/null | wc -l
