@@ -314,6 +314,20 @@ def test_rates_can_be_tried_in_shorter_runs(tmp_path: Path, data: Path) -> None:
     assert lengths("prism", others, kind="flops", of="uniform") == (12, 3)
 
 
+def test_growth_is_judged_by_the_length_that_a_budget_gives(tmp_path: Path, data: Path) -> None:
+    """Not by the updates of the configuration, which are 12 here."""
+    arms = {"uniform": {}, "prism": {"growth.policies": ["stack"], "growth.stack.at": [14]}}
+    common = {"model.schedule": "uniform"}
+    arms = {name: common | changes for name, changes in arms.items()}
+    found = comparison(tmp_path, data, arms=arms, budget={"tokens": 16 * 128})
+    assert configuration(found, RunKey("prism", 0), {}).train.steps == 16
+    with pytest.raises(InputError, match=r"growth.stack.at = 14.*12 updates"):
+        comparison(tmp_path, data, arms=arms)
+    short = comparison(tmp_path, data, arms=arms, budget={"tokens": 13 * 128})
+    with pytest.raises(InputError, match=r"growth.stack.at = 14.*13 updates"):
+        configuration(short, RunKey("prism", 0), {})
+
+
 def test_an_arm_can_have_the_rate_of_another(tmp_path: Path, data: Path) -> None:
     arms = {**tables()["arms"], "more": {"rate_of": "prism", "budget": {"tokens": 2000}}}
     found = comparison(tmp_path, data, arms=arms, rates=[1e-3, 2e-3], rate_seeds=[9])

@@ -15,6 +15,7 @@ from meristem.comparison.search import Range, Search, read_search
 from meristem.config import Config, build_config, flatten, load_config, parse_overrides, read_configuration
 from meristem.config.growth import nearest
 from meristem.errors import InputError
+from meristem.growth.policy import ENDLESS
 from meristem.settings import flat, of_type
 
 Kind = Literal["tokens", "flops", "seconds", "parameters"]
@@ -130,6 +131,13 @@ class Comparison:
     def spends_flops(self, arm: str) -> bool:
         """Whether an arm decides itself, by its FLOPs, in how many updates it spends them."""
         return "depth" in self._policies(arm)
+
+    def length_values(self, arm: str, flops: float | None) -> dict[str, Any]:
+        """What an arm's configuration says of its length while that is not known, so that no growth is too late."""
+        if self.spends_flops(arm):
+            return {"train.flops": flops}
+        budget = self.budget_of(arm)
+        return {"train.steps": ENDLESS} if budget.kind == "tokens" and budget.amount is not None else {}
 
     def _policies(self, arm: str) -> Any:
         return self.arms[arm].changes.get("growth.policies", self.values.get("growth.policies", ()))
@@ -405,8 +413,7 @@ def _check(comparison: Comparison) -> None:
     for arm in comparison.arms.values():
         if not comparison.references(arm.name):
             values = arm_values(comparison, arm.name, lambda other, what: None)
-            if comparison.spends_flops(arm.name):
-                values["train.flops"] = comparison.budget_of(arm.name).amount
+            values |= comparison.length_values(arm.name, comparison.budget_of(arm.name).amount)
             build_config(values)
             for key, part in comparison.search.space if comparison.search and comparison.is_searched(arm.name) else ():
                 for value in part.ends if isinstance(part, Range) else part:

@@ -193,8 +193,8 @@ def configuration(comparison: Comparison, key: RunKey, results: Results) -> Conf
         values["optimizer.lr"] = key.rate
     if key.trial is not None:
         values |= trial_settings(comparison, key.arm, key.trial, results)
-    if comparison.spends_flops(key.arm):  # instead of train.steps, by which growth would be refused too early
-        values["train.flops"] = wanted(comparison, key, results)
+    flops = wanted(comparison, key, results) if comparison.spends_flops(key.arm) else None
+    values |= comparison.length_values(key.arm, flops)
     config = build_config({**values, **_own_seeds(build_config(values), key.seed)})
     return _matched(comparison, key, config, results)
 

@@ -198,6 +198,9 @@ def run_comparison(
     out = absolute("out", out)
     out.mkdir(parents=True, exist_ok=True)
     results = finished_runs(comparison, out, lines)
+    for key in known_keys(comparison, results):  # what a run would be refused for is told before hours of others
+        with suppress(Waiting, Lost):
+            configuration(comparison, key, results)
     _catch_up(out, results)
     say(f"{counted(count_of_runs(comparison, results), 'run')} in {out}; {len(results)} done")
     if lines:
