@@ -259,7 +259,12 @@ def test_runs_of_earlier_calls_tell_how_long_a_run_would_take(
 
 @pytest.mark.parametrize(
     ("device", "jobs", "alike"),
-    [("x86_64 CPU, 2 threads", 2, True), ("x86_64 CPU, 1 thread", 1, False), ("H200", 2, False)],
+    [
+        ("x86_64 CPU, 2 threads", 2, True),
+        ("x86_64 CPU, 2 threads", 4, True),
+        ("x86_64 CPU, 1 thread", 1, False),
+        ("H200", 2, False),
+    ],
 )
 def test_runs_of_other_devices_or_more_side_by_side_do_not(device: str, jobs: int, alike: bool) -> None:
     """Two runs side by side have a thread each, on a machine that says of itself that it has two."""

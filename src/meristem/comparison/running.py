@@ -79,14 +79,15 @@ class Slowest:
 
     @classmethod
     def of_earlier(cls, results: Results, side_by_side: Mapping[str, int], jobs: int, device: str) -> Slowest:
-        """By runs of earlier calls on such a device, as many side by side; how long those took to start is unknown.
+        """By runs of earlier calls on such a device, as many side by side or fewer, which are no slower.
 
-        Devices are told apart by name alone: threads on a CPU follow from those side by side, unless limited.
+        How long they took to start is unknown. Devices are told apart by name alone: threads on a CPU follow from
+        those side by side, unless limited.
         """
         alike = (
             result
             for key, result in results.items()
-            if side_by_side.get(str(key.path), 1) == jobs
+            if side_by_side.get(str(key.path), 1) <= jobs
             and result.device.partition(",")[0] == device.partition(",")[0]
         )
         return reduce(lambda slowest, result: slowest.with_run(result.all_seconds, result), alike, cls())
