@@ -294,6 +294,17 @@ def test_another_structure_is_refused_wherever_it_comes_from(done: Path, data: P
         finished_runs(asked(done / "files", data, arms=arms), done)
 
 
+def test_blocks_that_another_rule_began_with_are_named(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arms = {"a": {"model.schedule": "uniform"}, "depth": {"model.schedule": "uniform", "growth.policies": ["depth"]}}
+    comparison = asked(tmp_path, data, arms=arms, primary=["depth", "a"], budget={"kind": "flops", "flops": 3e8})
+    train(configuration(comparison, RunKey("depth", 0), {}), tmp_path / "out" / RunKey("depth", 0).path)
+    monkeypatch.setattr("meristem.training.growth_from_config.best_depth", lambda updates, tokens: 2)
+    with pytest.raises(InputError, match=r"growth.depth.start_layers = None: .*seed-0 began with 1 block, which"):
+        finished_runs(comparison, tmp_path / "out")
+
+
 def test_other_data_is_refused(done: Path, tmp_path: Path) -> None:
     """Also where they make for another structure, as rows with labels do."""
     rows = tmp_path / "rows"
