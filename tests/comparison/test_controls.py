@@ -5,10 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 from meristem.comparison.controls import BirthsAt
 from meristem.comparison.results import other_layers
 from meristem.errors import InputError
+from meristem.growth.edits import AddHead
+from meristem.plan import Plan
 from training.helpers import events, metrics, prepared, trained
 
 
@@ -25,6 +28,27 @@ def test_heads_are_born_when_and_where_they_were_named(tmp_path: Path) -> None:
     assert losses[0][:4] == losses[1][:4]  # the first update after a birth still has the function of before
     assert losses[0][5:] != losses[1][5:]
     assert events(run)[-1] == "finished"
+
+
+def test_several_heads_may_be_born_after_one_update() -> None:
+    """As many as the run had whose births they repeat, also where two fall to the same layer; no two are alike."""
+    plan = Plan.uniform(layers=3, width=16, heads=1, head_dim=4, vocabulary=16, context=8)
+    policy = BirthsAt(times=(5, 5, 5, 9), layers=(2, 0, 2, 1))
+    decision = policy.decide(policy.begin(plan), 5, plan, {})
+    assert [change.layer for change in decision.changes] == [2, 0, 2]
+    assert decision.changes[-1].facts["heads"] == [2, 1, 3]
+    first, _, twin = (change.edits[0] for change in decision.changes)
+    assert isinstance(first, AddHead)
+    assert isinstance(twin, AddHead)
+    assert not torch.equal(first.head.query, twin.head.query)
+
+
+def test_births_are_in_layers_that_there_are() -> None:
+    plan = Plan.uniform(layers=2, width=16, heads=1, head_dim=4, vocabulary=16, context=8)
+    with pytest.raises(InputError, match=r"layers = 7: must be from 0 to 1"):
+        BirthsAt(times=(1,), layers=(7,)).begin(plan)
+    with pytest.raises(InputError, match="max_heads = -5"):
+        BirthsAt(max_heads=-5)
 
 
 def test_births_need_a_layer_each_and_an_order() -> None:

@@ -6,53 +6,79 @@ from dataclasses import dataclass
 
 from meristem.errors import InputError
 from meristem.gauges.gauge import Gauge
-from meristem.growth.births import Births, birth, full_layers, head_facts
-from meristem.growth.policy import ENDLESS, Decision, Readings, check_types
+from meristem.growth.births import (
+    FULL,
+    birth,
+    check_growable,
+    check_limits,
+    full_layers,
+    head_facts,
+    prepared_heads,
+)
+from meristem.growth.policy import Change, Decision, Policy, Readings, check_types
 from meristem.moves import Moves
 from meristem.plan import Plan
 
+LAID_DOWN = "a birth was laid down for now"
+
 
 @dataclass(frozen=True)
-class BirthsAt(Births):
+class BirthsAt(Policy):
     """Heads are born after so many updates in the layers named, and are drawn at random.
 
     With the births of another run that tells what the directions were worth that its heads began with; with the same
-    times and other layers, what its choice of layers was worth.
+    times and other layers, what its choice of layers was worth. Several may be born after the same update.
     """
 
     times: tuple[int, ...] = ()
     layers: tuple[int, ...] = ()
     start_heads: int = 0  # heads of every layer at the start, those of the plan being the ceiling; 0 for the plan's
-    last_birth: float = 1.0
-    total_steps: int = ENDLESS
     max_heads: int = 0  # of a layer; 0 for no limit
     seed: int = 0
 
     def __post_init__(self) -> None:
         check_types(self)
+        check_limits(self)
         if len(self.times) != len(self.layers):
             raise InputError("layers", self.layers, f"must be one for each of the {len(self.times)} times")
         if list(self.times) != sorted(self.times) or any(time < 1 for time in self.times):
             raise InputError("times", self.times, "must be updates in their order, from 1 on")
 
+    def prepare(self, plan: Plan) -> Plan:
+        """The plan with `start_heads` in every layer, and what it had as ceilings."""
+        return prepared_heads(plan, self.start_heads)
+
+    def check(self, plan: Plan) -> None:
+        check_growable(plan)
+
     def begin(self, plan: Plan) -> list[int]:
-        """The layers of the births to come."""
+        """The layers of all births, as they are numbered now."""
+        count = len(plan.target or plan.layers)
+        for layer in self.layers:
+            if not 0 <= layer < count:
+                raise InputError("layers", layer, f"must be from 0 to {count - 1}, the layers of the model")
         return list(self.layers)
 
     def needs(self, state: list[int], step: int, plan: Plan) -> tuple[Gauge, ...] | None:
         return () if step in self.times else None
 
     def decide(self, state: list[int], step: int, plan: Plan, readings: Readings) -> Decision:
-        """One birth, in the layer named or, where it is full, the next one that is not."""
-        number, count = self.times.index(step), len(plan.layers)
-        full = full_layers(plan, self.max_heads)
-        order = [(state[number] + offset) % count for offset in range(count)]
-        chosen = next((layer for layer in order if layer not in full), None)
-        rules = ["a birth was laid down for now" if layer == chosen else "none was laid down" for layer in range(count)]
-        facts = head_facts(plan, (), rules, ())
-        if chosen is None:
-            return Decision(state, measured=facts)
-        return Decision(state, (birth(plan, step, chosen, self.seed, rules, facts),))
+        """The births of this update, each in the layer named or, where it is full, the next one that is not."""
+        changes: list[Change] = []
+        grown, count = plan, len(plan.layers)
+        for named in (layer for time, layer in zip(self.times, state, strict=True) if time == step):
+            order = [(named + offset) % count for offset in range(count)]
+            chosen = next((layer for layer in order if layer not in full_layers(grown, self.max_heads)), None)
+            if chosen is None:
+                break
+            rules = [LAID_DOWN if layer == chosen else "none was laid down" for layer in range(count)]
+            twins = sum(change.layer == chosen for change in changes)  # which would otherwise begin with its weights
+            facts = head_facts(grown, (), rules, ())
+            changes.append(birth(grown, step, chosen, self.seed + twins, rules, facts))
+            grown = changes[-1].edits[0].apply(grown)
+        if not changes:
+            return Decision(state, measured=head_facts(plan, (), [FULL] * count, ()))
+        return Decision(state, tuple(changes))
 
     def moved(self, state: list[int], step: int, plan: Plan, moves: Moves) -> list[int]:
         return [moves.layer(layer) or 0 for layer in state]
