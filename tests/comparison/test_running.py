@@ -18,7 +18,7 @@ from meristem.comparison.file import Comparison, read_comparison
 from meristem.comparison.lines import Begun, add_line, read_lines
 from meristem.comparison.planning import RunKey, configuration
 from meristem.comparison.record import show
-from meristem.comparison.results import read_result
+from meristem.comparison.results import has_diverged, read_result
 from meristem.comparison.running import (
     Slowest,
     as_begun,
@@ -292,6 +292,25 @@ def test_another_structure_is_refused_wherever_it_comes_from(done: Path, data: P
     arms = {**ARMS, "same": {"model.plan": "@plain.plan"}}
     with pytest.raises(InputError, match=r"model.plan = .*same/seed-0 began with another structure \(layers"):
         finished_runs(asked(done / "files", data, arms=arms), done)
+
+
+@pytest.mark.parametrize(
+    ("ends", "diverged"),
+    [
+        (["skipped"] * 10, True),  # as older versions ended
+        (["skipped"] * 5 + ["measured"] + ["skipped"] * 5 + ["checkpoint"], True),
+        (["skipped"] * 9, False),
+        (["measured", "diverged"], True),
+        (["diverged", "resume"], False),
+    ],
+)
+def test_a_run_that_was_given_up_is_known_by_its_events(
+    done: Path, tmp_path: Path, ends: list[str], diverged: bool
+) -> None:
+    run = copy_run(RunFolder.open(done / RunKey("plain", 0).path), tmp_path / "run")
+    lines = [json.dumps({"step": 3, "event": event}) + "\n" for event in ["start", *ends]]
+    run.events.write_text("".join(lines))
+    assert has_diverged(run) == diverged
 
 
 def test_blocks_that_another_rule_began_with_are_named(

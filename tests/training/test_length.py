@@ -7,8 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from meristem.errors import InputError
+from meristem.growth.policy import Ahead
 from meristem.report.page.data import run_data
 from meristem.runs.run_folder import RunFolder
 from meristem.training.train import resume, train
@@ -29,6 +32,15 @@ def stacked(data: Path, whole: RunFolder, tmp_path_factory: pytest.TempPathFacto
     """One block becomes two when half of the FLOPs are spent, of 30 updates and a half of one block: after 16."""
     flops = 30.5 * update_flops(whole, 1)
     return trained(data, tmp_path_factory.mktemp("stacked") / "run", train__flops=flops, **STACKED)
+
+
+@given(st.integers(10**12, 10**17), st.integers(1, 10**5), st.data())
+def test_the_end_is_the_same_from_any_update_on(each: int, updates: int, data: st.DataObject) -> None:
+    """Also where FLOPs are more than a float can count one by one."""
+    budget = float(each * updates)
+    end = int(budget) // each
+    done = data.draw(st.integers(0, end))
+    assert Ahead(done, done * each, each, budget).end == end
 
 
 def test_a_model_that_does_not_grow_has_the_updates_that_its_flops_suffice_for(

@@ -180,10 +180,13 @@ def test_too_many_skipped_updates_stop_the_run_and_name_the_last_good_checkpoint
     poison(monkeypatch, range(first, STEPS + 1), "loss")
     with pytest.raises(RunError, match=rf"not finite in 3 updates in a row.*{last_good}"):
         train(tiny_config(data, train__max_skipped=3), tmp_path / "run")
+    run = RunFolder.open(tmp_path / "run")
+    assert list(run.read(run.events))[-1] == {"step": first + 2, "event": "diverged", "first": first}
     with monkeypatch.context() as patch:
         patch.setattr(loop, "Gradients", Gradients)
         resume(tmp_path / "run")
-    assert final_tensors(RunFolder.open(tmp_path / "run"))["step"] == STEPS
+    assert final_tensors(run)["step"] == STEPS
+    assert "diverged" not in events(run)
 
 
 def test_skipped_updates_that_are_not_in_a_row_do_not_stop_the_run(

@@ -16,6 +16,7 @@ import pytest
 
 from meristem.config import override
 from meristem.errors import InputError, Remedy, RunError
+from meristem.runs.best import Best
 from meristem.runs.checkpoint import MANIFEST, list_checkpoints
 from meristem.runs.run_folder import RunFolder
 from meristem.training import loop
@@ -126,6 +127,19 @@ def test_checkpoints_that_cannot_be_read_are_no_reason_to_start_over(
     assert (aside / "metrics.jsonl").read_bytes() == before["metrics.jsonl"]
     kept = [path.name for path in list_checkpoints(aside / "checkpoints")]
     assert kept == ([] if damage == "deleted" else ["step-00000004", "step-00000008"])
+
+
+def test_what_is_tidied_up_at_an_early_end_leaves_the_whole_checkpoint(
+    whole: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A later one that is damaged, and was passed over, does not push it out."""
+    run = copy_run(whole, tmp_path / "run")
+    names = [path.name for path in list_checkpoints(run.checkpoints)]
+    (run.checkpoints / names[-1] / "model.safetensors").write_bytes(b"")
+    monkeypatch.setattr(Best, "exhausted", lambda best, patience: True)
+    outcome = resume(run.path, override(run.config, ["--checkpoint.keep", "1"]))
+    assert names[-2] in [path.name for path in list_checkpoints(run.checkpoints)]
+    assert outcome.step == int(names[-2].removeprefix("step-"))
 
 
 def _raise(error: Exception) -> Any:

@@ -128,11 +128,14 @@ def is_finished(folder: RunFolder) -> bool:
     return bool(ends) and (train.flops is not None or train.steps in ends)
 
 
+BESIDES = ("growth", "measured", "demand", "checkpoint", "not_saved")  # may come between updates that are skipped
+
+
 def has_diverged(folder: RunFolder) -> bool:
-    """Whether a run was given up: its last updates, as many as it may have in a row, were all skipped."""
-    ends = [entry.get("event") == "skipped" for entry in folder.read(folder.events)]
+    """Whether a run was given up. Those of older versions do not say so: their last updates were all skipped."""
+    told = [event for entry in folder.read(folder.events) if (event := entry.get("event")) not in BESIDES]
     most = folder.config.train.max_skipped
-    return len(ends) >= most and all(ends[-most:])
+    return told[-1:] == ["diverged"] or told[-most:] == ["skipped"] * most
 
 
 def read_result(arm: str, seed: int, folder: RunFolder) -> Result:

@@ -79,7 +79,8 @@ class Decision:
 class Ahead:
     """What is ahead of a run that ends with its FLOPs: after `done` updates so many are `spent`, of a `budget`.
 
-    An update takes `each` of them as long as the model stays as it is.
+    An update takes `each` of them as long as the model stays as it is. All is reckoned in whole numbers, so that it is
+    the same from any update on.
 
     >>> Ahead(done=100, spent=500, each=10, budget=1000).step_of(0.75)
     125
@@ -93,11 +94,11 @@ class Ahead:
     @property
     def end(self) -> int:
         """The updates of the whole run: the last one is the last that there are FLOPs for."""
-        return self.done + max(0, int((self.budget - self.spent) // self.each))
+        return self.done + max(0, (int(self.budget) - self.spent) // self.each)
 
     def step_of(self, part: float) -> int:
         """The updates that are done when this part is spent; one that is past counts as now."""
-        missing = math.ceil(part * self.budget) - self.spent  # whole numbers, so that it is the same from any update on
+        missing = math.ceil(part * self.budget) - self.spent
         return self.done + max(0, -(-missing // self.each))
 
 

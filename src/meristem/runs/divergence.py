@@ -16,14 +16,13 @@ REWINDS_FILE = "rewinds.json"
 
 
 class Diverged(RunError):
-    """Loss or gradient were not finite in the updates `first` to `last` (counted from 1), or at the end of the run."""
+    """Loss or gradient were not finite in the updates `first` to `last` (counted from 1), or `weights` are not."""
 
-    def __init__(self, first: int, last: int) -> None:
+    def __init__(self, first: int, last: int, *, weights: bool = False) -> None:
         count = counted(last - first + 1, "update")
-        super().__init__(
-            f"stopped at step {last}: loss or gradient were not finite in {count} in a row "
-            "(all skipped, weights unchanged)"
-        )
+        skipped = f"loss or gradient were not finite in {count} in a row (all skipped, weights unchanged)"
+        unsaved = "weights, or what the optimizer keeps of them, are not finite, so the end of the run is not saved"
+        super().__init__(f"stopped at step {last}: {unsaved if weights else skipped}")
         self.first, self.last = first, last
 
 

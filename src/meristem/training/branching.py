@@ -38,7 +38,7 @@ from meristem.wording import listed
 logger = logging.getLogger(__name__)
 
 # Events that may stand behind a checkpoint in the log of its run though they are of its step.
-LATER = ("checkpoint", "finished", "rewind", "stopped", "start", "resume", "branch")
+LATER = ("checkpoint", "finished", "rewind", "stopped", "diverged", "start", "resume", "branch")
 
 
 @dataclass(frozen=True)

@@ -111,6 +111,8 @@ def go_back(folder: RunFolder, config: Config, diverged: Diverged, peers: Proces
         found = "there is no good checkpoint" if lost else "no checkpoint had been written yet"
         if good is not None:
             found = f"the last good checkpoint is {folder.checkpoints / checkpoint_name(step)}"
+        if peers.first:
+            Log(folder.events).append({"step": diverged.last, "event": "diverged", "first": diverged.first})
         tried = f" after {len(rewinds)} rewinds" if rewinds else "; train.on_divergence = rewind would pass over them"
         raise RunError(f"{diverged}{tried}; {found}") from None
     first, last = (batch_number(update - 1, rewinds) for update in (diverged.first, diverged.last))

@@ -61,7 +61,7 @@ def with_steps(config: Config, needed: int) -> Config:
     assert flops is not None
     if flops < needed:
         raise InputError("train.flops", flops, f"is less than one update needs, {needed:.3g}")
-    steps = int(flops // needed)
+    steps = int(flops) // needed
     growth = replace(config.growth, steps=steps) if config.growth.policies else config.growth
     return replace(config, train=replace(config.train, steps=steps), growth=growth)
 

@@ -185,7 +185,7 @@ class Trainer:
             refused = self.note_saved(record, wait=True)
             ended = progress.step == self.end or progress.ended_early
             if from_first_rank(refused and ended):  # all wait here until the last checkpoint is whole
-                raise Diverged(progress.step, progress.step)
+                raise Diverged(progress.step, progress.step, weights=True)
             if ended:
                 record.event("finished", progress.step, **finished_facts(progress.ended_early))
                 return Outcome(self.folder.path, progress.step, progress.held_out, None)

@@ -114,7 +114,7 @@ def resume(out: str | Path, config: Config | None = None, *, from_start: bool = 
                 write_atomically(folder.path / "config.toml", config.to_toml())
             if checkpoint is not None and ended and checkpoint.state.get("good"):  # killed before it had tidied up
                 spared = best.step if config.checkpoint.keep_best else None
-                drop_old_checkpoints(folder.checkpoints, config.train.steps, config.checkpoint.keep, spared)
+                drop_old_checkpoints(folder.checkpoints, checkpoint.step, config.checkpoint.keep, spared)
             if folder.origin is None:  # of an older version; from now on it is bound
                 Origin.of(folder.path, config, folder.plan, data.index.digest).save(folder.path)
         peers.wait()

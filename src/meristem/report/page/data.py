@@ -145,7 +145,8 @@ def _structure_text(plan: Plan) -> str:
 
 def _status(folder: RunFolder, lifetime: Sequence[Entry], last_step: int, steps: int) -> dict[str, str]:
     """Whether a run has ended, and how, in a word and a sentence."""
-    kinds = [row["kind"] for row in lifetime if row["kind"] in ("start", "resume", "branch", "stopped", "finished")]
+    ends = ("start", "resume", "branch", "stopped", "diverged", "finished")
+    kinds = [row["kind"] for row in lifetime if row["kind"] in ends]
     back = sum(row["kind"] == "rewind" for row in lifetime)
     again = sum(row["kind"] == "resume" for row in lifetime)
     more = [f"resumed {counted(again, 'time')}"] * (again > 0) + [f"went back {counted(back, 'time')}"] * (back > 0)
@@ -158,6 +159,8 @@ def _status(folder: RunFolder, lifetime: Sequence[Entry], last_step: int, steps:
         word, text = "finished", f"Finished: {counted(last_step, 'step')}" if last_step >= steps else early
     elif kinds[-1] == "stopped":
         word, text = "stopped", f"Stopped at {so_far}; `meristem resume` goes on from there"
+    elif kinds[-1] == "diverged":
+        word, text = "diverged", f"Given up at {so_far}: updates were not finite"
     else:
         written = max((log.stat().st_mtime for log in folder.logs if log.is_file()), default=0.0)
         at = datetime.fromtimestamp(written, UTC).strftime("%Y-%m-%d %H:%M UTC")

@@ -18,7 +18,7 @@ ACTIONS = {
     "deepen": "loop deepened", "fade": "other heads left the loop", "fix": "growth of loops ended",
     "wait": "put off", "stack": "blocks copied", "postponed": "postponed", "refit": "feed-forward layers refitted",
 }  # fmt: skip
-RUN_EVENTS = ("start", "resume", "branch", "rewind", "stopped", "finished", "not_saved")
+RUN_EVENTS = ("start", "resume", "branch", "rewind", "stopped", "diverged", "finished", "not_saved")
 MOST_SKIPPED = 20  # updates that are told one by one
 
 
@@ -125,6 +125,8 @@ def _run_text(kind: str, entry: Entry) -> str:
         return f"went back to this step from step {entry.get('from_step')}: updates were not finite"
     if kind == "stopped":
         return f"stopped by signal {entry.get('signal')}"
+    if kind == "diverged":
+        return f"given up: from step {entry.get('first')} on updates were not finite"
     if kind == "not_saved":
         return f"not saved: {entry.get('tensor')} was not finite"
     return "the run ended"
