@@ -34,8 +34,10 @@ def starting_plan(config: Config, plan: Plan) -> Plan:
     if growth.has("depth") and config.train.flops is None:
         expected = "must be given, as depth of growth.policies decides what FLOPs are best spent on"
         raise InputError("train.flops", None, expected)
-    if growth.has("stack") and growth.has("sgt") and config.train.flops is not None:
-        expected = "cannot be given where sgt follows stack: its times are parts of the updates; give train.steps"
+    others = [name for name in growth.policies if name not in ("sgt", "observe")]
+    if growth.has("sgt") and others and config.train.flops is not None:
+        told = f"sgt and {others[0]} of growth.policies"
+        expected = f"cannot be given with {told}: the times of sgt are parts of the updates; give train.steps"
         raise InputError("train.flops", config.train.flops, expected)
     for name in (name for name in ENTROPIES if growth.has(name) and plan.context < 2):
         expected = f"must be at least 2: one token has no entropy, which {name} of growth.policies needs"

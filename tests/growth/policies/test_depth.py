@@ -110,7 +110,7 @@ def test_blocks_are_doubled_up_to_those_of_the_plan() -> None:
             assert change.action == "stack"
             assert change.facts["copies"] == [[new, new - sizes[-1]] for new in range(sizes[-1], 2 * sizes[-1])]
             plan = reduce(lambda had, edit: edit.apply(had), change.edits, plan)
-            state = replace(state, losses=())
+            state = policy.moved(state, step, plan, Moves((0, None)))
             sizes.append(len(plan.layers))
     assert sizes == [3, 6, 12]
     assert plan == target
@@ -124,7 +124,7 @@ def test_a_state_from_a_file_decides_alike() -> None:
 def outlook(policy: Depth, losses: list[tuple[int, float]], *, left: float = 0.5) -> Decision:
     plan = policy.prepare(PLAN)
     step, budget = losses[-1][0], policy.total_steps * plan.cost.training.causal
-    state = DepthState(budget, round((1 - left) * budget), step, tuple(losses[:-1]))
+    state = DepthState(budget, plan.cost.training.causal, round((1 - left) * budget), step, tuple(losses[:-1]))
     return policy.decide(state, step, plan, {policy.gauge: losses[-1][1]})
 
 
@@ -151,9 +151,19 @@ def test_nothing_is_decided_from_little_nor_near_the_end() -> None:
 
 
 def test_what_copies_would_change_is_forgotten() -> None:
-    policy, state = Depth(100), DepthState(10, 5, 3, ((2, 1.0), (3, 0.9)))
+    policy, state = Depth(100), DepthState(10, cost(16), 5, 3, ((2, 1.0), (3, 0.9)))
     assert policy.moved(state, 3, PLAN, Moves((0, None))).losses == ()
     assert policy.moved(state, 3, PLAN, Moves((0, 1), {0: (0, None)})) == state
+
+
+def test_what_is_spent_is_counted_at_the_cost_of_its_time() -> None:
+    """Also where something else grows between two decisions: 19 updates of one block, 1 of two."""
+    policy = Depth(1000, start_layers=1)
+    plan = policy.prepare(PLAN)
+    deeper = replace(plan, layers=plan.target[:2])
+    state = policy.moved(policy.begin(plan), 19, deeper, Moves((0, None)))
+    found = policy.decide(state, 20, deeper, {policy.gauge: 3.0}).state
+    assert found.spent == 19 * cost(1) + cost(2)
 
 
 def test_it_asks_for_the_loss_only_while_blocks_are_to_come() -> None:

@@ -44,10 +44,12 @@ ONE_BLOCK, GROWTH = 18_000, 0.4
 class DepthState:
     """What the run may spend, in FLOPs per token of a batch, and what is spent after so many updates.
 
-    `losses` are readings (updates, loss) of late, none from before the last growth.
+    An update takes `each` of them, as the structure is now. `losses` are readings (updates, loss) of late, none from
+    before the last growth.
     """
 
     budget: int
+    each: int
     spent: int = 0
     counted: int = 0
     losses: tuple[tuple[int, float], ...] = ()
@@ -55,6 +57,10 @@ class DepthState:
     @property
     def left(self) -> int:
         return self.budget - self.spent
+
+    def at(self, step: int) -> DepthState:
+        """The state after so many updates, all since the last count with the present structure."""
+        return replace(self, spent=self.spent + (step - self.counted) * self.each, counted=step)
 
 
 @dataclass(frozen=True)
@@ -127,7 +133,7 @@ class Depth(Policy):
             raise InputError("model.plan", plan.digest[:12], "build the model from policy.prepare(plan)")
 
     def begin(self, plan: Plan) -> DepthState:
-        return DepthState(self.total_steps * _cost(plan))
+        return DepthState(self.total_steps * _cost(plan), _cost(plan))
 
     def feeding(self, state: DepthState, step: int, plan: Plan) -> tuple[Gauge, ...]:
         return (self.gauge,) if plan.target else ()
@@ -137,10 +143,11 @@ class Depth(Policy):
 
     def decide(self, state: DepthState, step: int, plan: Plan, readings: Readings) -> Decision:
         loss = readings[self.gauge]
-        spent = state.spent + (step - state.counted) * _cost(plan)
         losses = (*state.losses, (step, loss)) if math.isfinite(loss) else state.losses
         losses = tuple(entry for entry in losses if entry[0] >= max(FIRST, step / WINDOW))
-        state = DepthState(state.budget, spent, step, losses)
+        if not state.each:  # written by an older version
+            state = replace(state, each=_cost(plan))
+        state = replace(state.at(step), losses=losses)
         edits = stacked(plan, min(2 * len(plan.layers), len(plan.target)))
         outlook = self.outlook(state, plan, reduce(lambda had, edit: edit.apply(had), edits, plan))
         if outlook is None:
@@ -168,11 +175,12 @@ class Depth(Policy):
 
     def moved(self, state: DepthState, step: int, plan: Plan, moves: Moves) -> DepthState:
         """The loss jumps where blocks are copied: what it was before says nothing of how it falls now."""
+        state = replace(state.at(step), each=_cost(plan))
         return replace(state, losses=()) if None in moves.layers else state
 
     def load(self, data: Mapping[str, Any]) -> DepthState:
         losses = tuple((done, loss) for done, loss in data["losses"])
-        return DepthState(data["budget"], data["spent"], data["counted"], losses)
+        return DepthState(data["budget"], data.get("each", 0), data["spent"], data["counted"], losses)
 
 
 def best_depth(updates: float, tokens: int) -> int:
