@@ -313,6 +313,30 @@ def test_a_run_that_was_given_up_is_known_by_its_events(
     assert has_diverged(run) == diverged
 
 
+@pytest.mark.parametrize(
+    ("arm", "field"),
+    [
+        ({"model.width": 33}, "model.heads"),
+        ({"model.start_from": "nowhere"}, "arms.b.model.start_from"),
+        ({"growth.policies": ["stack"], "growth.stack.start_layers": 9}, "arms.b.growth.stack.start_layers"),
+    ],
+)
+def test_what_a_run_would_be_refused_for_is_told_before_the_first(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arm: dict[str, Any], field: str
+) -> None:
+    arms = {"a": {"model.schedule": "uniform"}, "b": {"model.schedule": "uniform", **arm}}
+    monkeypatch.setattr("subprocess.Popen", None)  # nothing can be begun
+    with pytest.raises(InputError) as error:
+        run_comparison(asked(tmp_path, data, arms=arms, primary=["b", "a"]), tmp_path / "out", say=lambda text: None)
+    assert error.value.field == field
+    assert "arm b" in str(error.value) or "arms.b" in str(error.value)
+
+
+def test_text_is_not_compared_by_what_needs_labels(data: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"measure = 'accuracy': must be held_out_loss"):
+        finished_runs(asked(tmp_path, data, measure="accuracy"), tmp_path / "out")
+
+
 def test_blocks_that_another_rule_began_with_are_named(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

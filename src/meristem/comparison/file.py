@@ -5,14 +5,24 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from meristem.choices import BestBy
 from meristem.comparison.search import Range, Search, read_search
-from meristem.config import Config, build_config, flatten, load_config, parse_overrides, read_configuration
+from meristem.config import (
+    Config,
+    build_config,
+    check_keys,
+    flatten,
+    foreign_tables,
+    load_config,
+    parse_overrides,
+    read_configuration,
+)
 from meristem.config.growth import nearest
 from meristem.errors import InputError
 from meristem.growth.policy import ENDLESS
@@ -166,6 +176,8 @@ def read_comparison(
         instead = f"a comparison is a file of its own, with config = {path.name!r} and arms"
         raise InputError("arms", None, f"must be tables [arms.NAME]: {path.name} is a configuration; {instead}")
     for key in data:
+        if key in {entry.name for entry in fields(Config)}:
+            raise InputError(key, data[key], "belongs in an arm, a preset, or the configuration that config names")
         if key not in KEYS:
             raise InputError(key, data[key], f"unknown key of a comparison; did you mean {nearest(key, KEYS)}?")
     data, config_changes = _with_preset(data, preset)
@@ -385,6 +397,7 @@ def _check(comparison: Comparison) -> None:
         raise InputError("eval.patience", patience, SPENDS_ALL)
     if flops := comparison.values.get("train.flops"):
         raise InputError("train.flops", flops, "is what the budget says")
+    _check_keys(comparison)
     folders: dict[str, str] = {}
     for name in comparison.arms:
         other = folders.setdefault(folder_name(name), name)
@@ -412,12 +425,40 @@ def _check(comparison: Comparison) -> None:
     _check_search(comparison)
     for arm in comparison.arms.values():
         if not comparison.references(arm.name):
-            values = arm_values(comparison, arm.name, lambda other, what: None)
-            values |= comparison.length_values(arm.name, comparison.budget_of(arm.name).amount)
-            build_config(values)
-            for key, part in comparison.search.space if comparison.search and comparison.is_searched(arm.name) else ():
-                for value in part.ends if isinstance(part, Range) else part:
-                    build_config({**values, key: value})
+            with of_arm(comparison, arm.name):
+                _check_values(comparison, arm)
+
+
+def _check_keys(comparison: Comparison) -> None:
+    """Refuse keys that no configuration has, wherever they stand; those of policies not in use would go unseen."""
+    arms = comparison.arms.values()
+    foreign = {table for arm in arms for table in foreign_tables({**comparison.values, **arm.changes})}
+    check_keys(comparison.values, foreign)
+    for arm in arms:
+        with of_arm(comparison, arm.name):
+            check_keys(arm.changes, foreign)
+
+
+def _check_values(comparison: Comparison, arm: Arm) -> None:
+    """Refuse what no configuration can have, in the arm itself or at the ends of its search."""
+    values = arm_values(comparison, arm.name, lambda other, what: None)
+    values |= comparison.length_values(arm.name, comparison.budget_of(arm.name).amount)
+    build_config(values)
+    for key, part in comparison.search.space if comparison.search and comparison.is_searched(arm.name) else ():
+        for value in part.ends if isinstance(part, Range) else part:
+            build_config({**values, key: value})
+
+
+@contextmanager
+def of_arm(comparison: Comparison, arm: str) -> Iterator[None]:
+    """Errors about what an arm changes, within this, name the arm."""
+    try:
+        yield
+    except InputError as error:
+        changed = error.field in comparison.arms[arm].changes
+        field = f"arms.{arm}.{error.field}" if changed else error.field
+        expected = error.expected if changed else f"{error.expected} (arm {arm})"
+        raise InputError(field, error.value, expected, error.remedy) from None
 
 
 def _check_flops(comparison: Comparison, arm: Arm) -> None:
@@ -436,7 +477,8 @@ def _check_rate_of(comparison: Comparison, arm: Arm) -> None:
     if arm.rate_of is not None:
         tuned = [other.name for other in comparison.arms.values() if other.rate_of is None and comparison.rates]
         if not isinstance(arm.rate_of, str) or comparison.tuned_arm(arm.name) not in tuned:
-            names = ", ".join(dict.fromkeys(map(name_of, tuned))) or "none, as there are no rates"
+            why = "none, as every arm has that of another" if comparison.rates else "none, as there are no rates"
+            names = ", ".join(dict.fromkeys(map(name_of, tuned))) or why
             raise InputError(f"arms.{arm.name}.rate_of", arm.rate_of, f"must be an arm with rates of its own: {names}")
     elif comparison.rates:
         for other in comparison.references(arm.name):

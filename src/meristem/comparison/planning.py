@@ -385,6 +385,16 @@ def _data(path: str) -> TokenData | LabelledData:
     return open_data(path, lambda text: None, check=False)
 
 
+def check_measure(comparison: Comparison) -> None:
+    """Refuse to compare by what the data of the comparison have no labels for."""
+    if comparison.measure == "held_out_loss":
+        return
+    for arm in comparison.arms.values():
+        path = arm.changes.get("data.path", comparison.values["data.path"])
+        if not isinstance(_data(path), LabelledData):
+            raise InputError("measure", comparison.measure, f"must be held_out_loss: {path} has no labels")
+
+
 def data_digest(config: Config) -> str:
     """The digest of the data that a configuration names."""
     return str(_data(config.data.path).index.digest)

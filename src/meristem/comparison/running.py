@@ -21,7 +21,7 @@ from pathlib import Path
 
 import torch
 
-from meristem.comparison.file import Comparison
+from meristem.comparison.file import Comparison, of_arm
 from meristem.comparison.lines import Begun, Line, add_line, written_runs
 from meristem.comparison.numbers import short
 from meristem.comparison.planning import (
@@ -29,6 +29,7 @@ from meristem.comparison.planning import (
     Results,
     RunKey,
     Waiting,
+    check_measure,
     configuration,
     count_of_runs,
     data_digest,
@@ -107,6 +108,7 @@ def finished_runs(comparison: Comparison, out: Path, lines: Lines = NO_LINES) ->
 
     One that was trained otherwise than the file says now is refused.
     """
+    check_measure(comparison)
     results: dict[RunKey, Result] = {}
     while True:
         before = len(results)
@@ -202,16 +204,15 @@ def run_comparison(
     out = absolute("out", out)
     out.mkdir(parents=True, exist_ok=True)
     results = finished_runs(comparison, out, lines)
-    for key in known_keys(comparison, results):  # what a run would be refused for is told before hours of others
-        with suppress(Waiting, Lost):
-            configuration(comparison, key, results)
+    gpus = visible_gpus()
+    _check_first(comparison, results, jobs, gpus)
     _catch_up(out, results)
     say(f"{counted(count_of_runs(comparison, results), 'run')} in {out}; {len(results)} done")
     if lines:
         say(describe_lines(comparison, lines))
     timed = {*timed_arms(comparison)}
     running: list[Running] = []
-    begun, made, changed, gpus = time.monotonic(), 0, True, visible_gpus()
+    begun, made, changed = time.monotonic(), 0, True
     slowest = Slowest()
     if limit < math.inf:
         device = choose_device(str(comparison.values.get("train.device", "auto")))
@@ -255,6 +256,17 @@ def run_comparison(
                     add_line(out, run.key.path, Begun.at(out / run.key.path), _ended(run, out), run.jobs)
             raise
     return results
+
+
+def _check_first(comparison: Comparison, results: Results, jobs: int, gpus: Sequence[str]) -> None:
+    """Refuse, before hours of other runs, what a run would be refused for: one of each arm and length is looked at."""
+    seen: set[tuple[str, bool]] = set()
+    for key in known_keys(comparison, results):
+        kind = key.arm, key.seed in comparison.tuning_seeds
+        if kind not in seen and key not in results:
+            seen.add(kind)
+            with suppress(Waiting, Lost), of_arm(comparison, key.arm):
+                check_room(key, configuration(comparison, key, results), jobs, gpus)
 
 
 def _catch_up(out: Path, results: Mapping[RunKey, Result]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cache
 from pathlib import Path
@@ -191,7 +191,7 @@ def build_config(values: Mapping[str, Any], note: Callable[[str], None] | None =
     values, known = translated(values, note), _known_keys()
     sections: dict[str, dict[str, Any]] = {entry.name: {} for entry in fields(Config)}
     tables: dict[str, dict[str, Any]] = {}
-    foreign = {table_name(name) for name in _names(values.get("growth.policies", ())) if is_foreign(name)}
+    foreign = foreign_tables(values)
     for key, value in values.items():
         section, _, name = key.partition(".")
         table, _, own = name.partition(".")
@@ -203,7 +203,7 @@ def build_config(values: Mapping[str, Any], note: Callable[[str], None] | None =
         elif section == "growth" and not own and isinstance(value, dict):
             raise InputError(f"[{key}]", value, f"unknown table; did you mean [growth.{nearest(table, POLICIES)}]?")
         elif key not in known:
-            raise InputError(key, value, f"unknown key; did you mean {_nearest_key(key)}?")
+            raise _unknown(key, value)
         elif own:
             tables.setdefault(table, {})[own] = of_type(key, value, known[key])
         else:
@@ -329,6 +329,23 @@ def _default_text(value: Any) -> str:
     if isinstance(value, tuple):
         return ",".join(map(str, value))
     return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def foreign_tables(values: Mapping[str, Any]) -> set[str]:
+    """The names of the tables that policies of somebody's own have in a configuration of these values."""
+    return {table_name(name) for name in _names(values.get("growth.policies", ())) if is_foreign(name)}
+
+
+def check_keys(values: Mapping[str, Any], foreign: Collection[str]) -> None:
+    """Refuse a key that no configuration has, also for a policy that is not in use; `foreign` tables may have any."""
+    for key, value in translated(values, None).items():
+        section, _, name = key.partition(".")
+        if key not in _known_keys() and not (section == "growth" and name.partition(".")[0] in foreign):
+            raise _unknown(key, value)
+
+
+def _unknown(key: str, value: Any) -> InputError:
+    return InputError(key, value, f"unknown key; did you mean {_nearest_key(key)}?")
 
 
 def _nearest_key(key: str) -> str:
