@@ -22,7 +22,7 @@ from meristem.runs.run_folder import load_run
 from meristem.training.tasks import make_task
 from meristem.training.train import resume
 
-MOST_REPAIRS = 4  # besides the first one, where that ends above the tolerance
+MOST_REPAIRS = 4  # of the bisection, where a repair after all removals ends above the tolerance
 
 
 class Stopped(RunError):
@@ -62,8 +62,10 @@ class Attempts:
     def best(self) -> Attempt:
         """The run with the most removals whose loss is within the tolerance.
 
-        Without a repair the search has seen to that. With one it is tried with all removals, and if that is above, with
-        half as many more than would do without.
+        Without a repair the search has seen to that. With a repair, all removals are tried first. If the loss is then
+        above the tolerance, the number is found by bisection, between the most removals that need no repair and all of
+        them, in at most `MOST_REPAIRS` tries. If none of these is within the tolerance, the model keeps to the most
+        removals that need no repair, and is repaired if the loss then stays within it.
         """
         most = len(self.search.points) - 1
         first = self.make(most, repair=self.settings.repair > 0)
