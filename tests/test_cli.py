@@ -439,7 +439,7 @@ def test_generate_refuses_bad_requests_before_it_prints(place: Path, call: Call)
         (("P" * 67,), ("prompts = 67", "too many for a context of 32")),
         (("P" * 67, "--prompt", "P"), ("prompts = 67", "too many for a context of 32")),
         (("P", "--temperature", "-1"), ("temperature = -1.0",)),
-        (("P", "--seed", "99999999999999999999"), ("seed = 99999999999999999999", "2^63 - 1")),
+        (("P", "--seed", "99999999999999999999"), ("seed = 99999999999999999999", "at most 9,223,372,036,854,775,807")),
         (("P\udcff",), (r"prompt = 'P\udcff'", "must be valid UTF-8 text")),
         (("P", "--prompt", "\udcff"), (r"prompt = '\udcff'", "must be valid UTF-8 text")),
     ):
