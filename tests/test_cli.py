@@ -231,6 +231,18 @@ def test_a_folder_that_is_not_there_is_one_line(call: Call, tmp_path: Path) -> N
     refused(call("plan", "--out", str(tmp_path)), "Is a directory")
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        ("--heads", "8,8", "--width", "512", "--against", "prism", "--dims", "100"), ("--batch-tokens", "0"),
+        ("--tensor-parallel", "0", "--against", "uniform"), ("--measure", "--device", "tpu"),
+    ],
+)  # fmt: skip
+def test_no_plan_is_written_where_something_is_refused(wrong: tuple[str, ...], call: Call, tmp_path: Path) -> None:
+    assert call("plan", *wrong, "--out", tmp_path / "plan.json").code == 2
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_tensor_parallel_size_that_divides_is_accepted(call: Call) -> None:
     assert call("plan", "--schedule", "uniform", "--tensor-parallel", "4").code == 0
 
