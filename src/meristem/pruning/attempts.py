@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import math
 import signal
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -95,7 +95,7 @@ class Attempts:
         """A run without the first `kept` groups, repaired or not."""
         self.made += 1
         path, changes = self.work / str(self.made), self.search.changes[: self.search.points[kept].changes]
-        settings = self.settings if repair else replace(self.settings, repair=0)
+        settings = self.settings if repair else self.settings.without_repair()
         checkpoint = pruned_checkpoint(self.source, changes)
         model = self.source.model(self.device, checkpoint)
         loss, measured = self.search.loss(model), held_out_numbers(self.source, model, self.device)
