@@ -231,6 +231,18 @@ def test_a_folder_that_is_not_there_is_one_line(call: Call, tmp_path: Path) -> N
     refused(call("plan", "--out", str(tmp_path)), "Is a directory")
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        ("--heads", "8,8", "--width", "512", "--against", "prism", "--dims", "100"), ("--batch-tokens", "0"),
+        ("--tensor-parallel", "0", "--against", "uniform"), ("--measure", "--device", "tpu"),
+    ],
+)  # fmt: skip
+def test_no_plan_is_written_where_something_is_refused(wrong: tuple[str, ...], call: Call, tmp_path: Path) -> None:
+    assert call("plan", *wrong, "--out", tmp_path / "plan.json").code == 2
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_tensor_parallel_size_that_divides_is_accepted(call: Call) -> None:
     assert call("plan", "--schedule", "uniform", "--tensor-parallel", "4").code == 0
 
@@ -439,7 +451,7 @@ def test_generate_refuses_bad_requests_before_it_prints(place: Path, call: Call)
         (("P" * 67,), ("prompts = 67", "too many for a context of 32")),
         (("P" * 67, "--prompt", "P"), ("prompts = 67", "too many for a context of 32")),
         (("P", "--temperature", "-1"), ("temperature = -1.0",)),
-        (("P", "--seed", "99999999999999999999"), ("seed = 99999999999999999999", "2^63 - 1")),
+        (("P", "--seed", "99999999999999999999"), ("seed = 99999999999999999999", "at most 9,223,372,036,854,775,807")),
         (("P\udcff",), (r"prompt = 'P\udcff'", "must be valid UTF-8 text")),
         (("P", "--prompt", "\udcff"), (r"prompt = '\udcff'", "must be valid UTF-8 text")),
     ):

@@ -8,8 +8,8 @@ SOURCE = Path(__file__).resolve().parents[1] / "src"
 
 # From the bottom to the top. A new module or package gets its place here.
 LAYERS = (
-    "errors", "choices", "wording", "limits", "amounts", "settings", "files", "seeds", "records", "ranks", "devices",
-    "arguments", "schedules", "plan", "moves",
+    "errors", "choices", "wording", "limits", "amounts", "settings", "files", "seeds", "cores", "records", "ranks",
+    "devices", "arguments", "schedules", "plan", "moves",
     "model", "decoding", "gauges", "growth", "data", "config", "runs", "pretrained", "training",
     "comparison", "evaluation", "report", "watch", "export",
     "registration", "integrations", "synthetic", "bench", "pruning", "doctor",

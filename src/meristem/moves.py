@@ -36,11 +36,6 @@ class Moves:
         """Whether all layers and heads keep their places."""
         return not self.heads and self.layers == tuple(range(len(self.layers)))
 
-    @property
-    def touched(self) -> frozenset[int]:
-        """The layers, by their new numbers, that were born or whose heads changed."""
-        return frozenset(self.heads) | {new for new, old in enumerate(self.layers) if old is None}
-
     def then(self, later: Moves) -> Moves:
         """Both changes as one."""
 

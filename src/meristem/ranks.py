@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, TypeGuard, TypeVar
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar, cast
 
 import torch.distributed as dist
 from torch import Tensor
@@ -52,6 +52,26 @@ def from_first_rank(value: T) -> T:
     if _many():
         dist.broadcast_object_list(box)
     return box[0]
+
+
+def by_first_rank(work: Callable[[], T]) -> T:
+    """What `work` gives in the first process, for all: it is done there alone, and the others wait until it is done.
+
+    If it fails there, it is an error in every process.
+    """
+    if not _many():
+        return work()
+    done: tuple[Any, str | None] = None, None
+    if rank() == 0:
+        try:
+            done = work(), None
+        except Exception as error:
+            from_first_rank((None, str(error)))
+            raise
+    result, failure = from_first_rank(done)
+    if failure is not None:
+        raise RunError(f"the first process could not do it: {failure}")
+    return cast("T", result)
 
 
 def rows_of_rank(rows: int, of: int | None = None) -> slice:

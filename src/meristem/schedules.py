@@ -19,11 +19,8 @@ from meristem.limits import LARGEST_COUNT, MOST_HEADS, MOST_LAYERS, MOST_WIDTH, 
 from meristem.wording import listed
 
 PREFERRED_DIMS = (256, 128, 96, 64)
-EXTENDED_DIMS = (256, 192, 128, 96, 64, 32)
 MAX_DIM = 256
 CURVES = ("linear", "geometric", "cosine")
-FAMILIES = ("prism", *CURVES)
-CONTROLS = ("uniform", "reverse", "bump", "shuffle")
 SCHEDULES: tuple[str, ...] = get_args(Schedule)
 
 

@@ -71,7 +71,8 @@ def test_a_known_table() -> None:
 @settings(deadline=None)
 def test_an_interval_excludes_zero_exactly_where_p_is_below_its_level(pairs: list[tuple[float, float]]) -> None:
     result = paired_difference([a for a, _ in pairs], [b for _, b in pairs])
-    assert result.is_effect == (result.p < 0.05) or result.p == pytest.approx(0.05)
+    excludes_zero = result.has_spread and (result.low > 0 or result.high < 0)
+    assert excludes_zero == (result.p < 0.05) or result.p == pytest.approx(0.05)
     assert 0 <= result.p <= 1
     turned = paired_difference([b for _, b in pairs], [a for a, _ in pairs])
     assert (turned.mean, turned.p) == pytest.approx((-result.mean, result.p))
@@ -87,9 +88,9 @@ def test_equality_is_a_90_percent_interval_within_the_margin(pairs: list[tuple[f
     assert narrow.p_equal(2 * margin) <= p
 
 
-def test_a_consistent_difference_is_an_effect() -> None:
+def test_the_interval_of_a_consistent_difference_excludes_zero() -> None:
     result = paired_difference([1.0, 2.0, 3.0], [1.5, 2.51, 3.49])
-    assert result.is_effect
+    assert result.low < result.high < 0
     assert result.mean == pytest.approx(-0.5)
 
 
@@ -98,7 +99,7 @@ def test_without_a_spread_nothing_is_shown(offset: float) -> None:
     baseline = [3.3, 2.7, 3.1]
     result = paired_difference([value + offset for value in baseline], baseline)
     assert result.mean == pytest.approx(offset)
-    assert (result.deviation, result.has_spread, result.is_effect) == (0, False, False)
+    assert (result.deviation, result.has_spread) == (0, False)
     assert (result.p, result.p_equal(1.0)) == (1, 1)
 
 

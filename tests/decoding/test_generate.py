@@ -220,7 +220,7 @@ def test_the_largest_seed_is_taken() -> None:
     last, again, other = (generate(model, PROMPTS, max_tokens=20, sampling=Sampling(seed=seed)) for seed in seeds)
     assert last == again != other
     assert all(len(row) == 20 for row in last)
-    with pytest.raises(InputError, match=f"seed = {largest + 1}: must be in"):
+    with pytest.raises(InputError, match=f"seed = {largest + 1}: must be at most"):
         Sampling(seed=largest + 1)
 
 

@@ -269,7 +269,6 @@ def test_author_numerics_are_the_authors() -> None:
     assert reading.start == pytest.approx(np.median(first))
     assert reading.threshold == pytest.approx(0.1 * np.median(first))
     assert (reading.lambda_max, reading.lambda_min) == pytest.approx((upper @ a @ upper, lower @ a @ lower))
-    assert (reading.upper_gap, reading.lower_gap) == pytest.approx((dp, dm))
     assert reading.energy == pytest.approx(np.linalg.norm(a))
     assert reading.dwell == math.ceil(2 / (eta * dp**2) * math.log(20))
     assert reading.feeds >= 10_000  # the first birth waits for nothing

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from meristem.gauges.redundancy import HeadMoments
+from meristem.gauges.redundancy import HeadMoments, second_moments
 
 DOUBLE = torch.float64
 
@@ -18,7 +18,7 @@ def random(*shape: int, seed: int) -> Tensor:
 
 
 def moments(outputs: Tensor) -> HeadMoments:
-    gram, count = HeadMoments.of(outputs, torch.ones(outputs.shape[0], outputs.shape[2], dtype=torch.bool))
+    gram, count = second_moments(outputs, torch.ones(outputs.shape[0], outputs.shape[2], dtype=torch.bool))
     return HeadMoments(gram / count, outputs.shape[3])
 
 
@@ -48,9 +48,9 @@ def test_shares_and_folding_are_those_of_least_squares(heads: int, dim: int, see
 def test_padding_is_not_counted() -> None:
     outputs = random(5, 2, 7, 3, seed=0)
     real = torch.arange(7) < torch.tensor([7, 3, 1, 5, 2])[:, None]
-    gram, count = HeadMoments.of(outputs, real)
+    gram, count = second_moments(outputs, real)
     assert int(count) == 18
-    torch.testing.assert_close(gram, HeadMoments.of(torch.where(real[:, None, :, None], outputs, 9.0), real)[0])
+    torch.testing.assert_close(gram, second_moments(torch.where(real[:, None, :, None], outputs, 9.0), real)[0])
 
 
 def test_incrt_oracle_15_a_duplicate_leaves_without_a_trace() -> None:

@@ -24,6 +24,7 @@ from meristem.gauges import entropy as entropy_module
 from meristem.gauges.entropy import EntropyGauge, HeadReadings
 from meristem.growth import Grower, LoopHeads, Observe, Sgt
 from meristem.model import Decoder
+from meristem.runs.own_loop import restore, save
 
 BATCH = 16
 
@@ -44,7 +45,7 @@ def agreements(rank: int) -> dict[str, Any]:
 def error_of(call: Any) -> str | None:
     try:
         call()
-    except RunError as error:
+    except (RunError, OSError) as error:
         return str(error)
     return None
 
@@ -83,11 +84,31 @@ def disagreeing(rank: int) -> str | None:
         return error_of(lambda: grown(rank))
 
 
+def saved(rank: int, folder: Path) -> dict[str, Any]:
+    """Three saves in a row by both processes, what lies in the folder after each, and one that cannot be written."""
+    model = looped_model()
+    with torch.no_grad():
+        model.embedding.weight.fill_(rank)  # so that it is seen whose weights were written
+    optimizer = torch.optim.AdamW(model.parameters())
+    paths, lies = [], []
+    for step in (1, 2, 3):
+        paths.append(save(folder, model, optimizer, step=step).name)
+        lies.append(sorted(path.name for path in folder.iterdir()))
+        dist.barrier()  # the first process must not go on while the other one looks
+    done = restore(folder, model, optimizer)
+    (folder / "file").touch()
+    refused = error_of(lambda: save(folder / "file", model, optimizer, step=4))
+    return {
+        "paths": paths, "lies": lies, "done": done, "weight": float(model.embedding.weight.mean()), "refused": refused,
+    }  # fmt: skip
+
+
 def findings(store: str, rank: int) -> dict[str, Any]:
     patience = timedelta(seconds=30)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2, timeout=patience)
     found: dict[str, Any] = {"agreements": agreements(rank), "observed": observed(rank), "grown": grown(rank)}
     found |= {"first sequence": observed(rank, sequences=1), "disagreement": disagreeing(rank)}
+    found["saved"] = saved(rank, Path(store).parent / "saves")
     dist.barrier()
     dist.destroy_process_group()
     return found

@@ -19,7 +19,7 @@ from torch import Tensor
 from meristem import parameter_groups
 from meristem.errors import InputError
 from meristem.growth import AddBlock, AddHead, LoopHeads, RemoveBlock, RemoveHead, RepeatBlock
-from meristem.growth.apply import adopt, apply_edit, states_of, tensors_of
+from meristem.growth.apply import adopt, apply_edit, tensors_of
 from meristem.growth.edits import Edit, SetStrengths
 from meristem.growth.head_surgery import newborn_head
 from meristem.model import Decoder, KVCache
@@ -73,12 +73,17 @@ class Living:
         apply_edit(self.model, self.optimizer, edit)
 
     @property
+    def states(self) -> dict[str, dict[str, Any]]:
+        """What the optimizer keeps of every parameter, by the parameter's name."""
+        named = self.model.named_parameters()
+        return {name: self.optimizer.state[one] for name, one in named if one in self.optimizer.state}
+
+    @property
     def everything(self) -> tuple[Any, ...]:
         """Plan, weights, what the optimizer keeps, and which parameters its groups hold."""
         names = {id(parameter): name for name, parameter in self.model.named_parameters()}
         groups = [[names[id(p)] for p in group["params"]] for group in self.optimizer.param_groups]
-        states = states_of(self.model, self.optimizer)
-        return copy.deepcopy((self.plan, dict(self.model.state_dict()), states, groups))
+        return copy.deepcopy((self.plan, dict(self.model.state_dict()), self.states, groups))
 
 
 def assert_same(one: tuple[Any, ...], other: tuple[Any, ...]) -> None:
@@ -266,7 +271,7 @@ def assert_comes_back(living: Living, built: Plan) -> None:
     again = Living(built, seed=9)
     again.update(3)  # moments that must not stay
     weights = {name: tensor.detach().clone() for name, tensor in tensors_of(living.model).items()}
-    adopt(again.model, again.optimizer, plan, weights, copy.deepcopy(states_of(living.model, living.optimizer)))
+    adopt(again.model, again.optimizer, plan, weights, copy.deepcopy(living.states))
     with_exact_positions(again.model)  # tables that the plan has changed are made anew
     assert_same(again.everything, living.everything)
     assert torch.equal(again.logits(), living.logits())

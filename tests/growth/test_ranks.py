@@ -75,9 +75,25 @@ def test_plans_that_differ_are_an_error_in_every_process(pair: list[dict[str, An
         assert pair[0]["grown"]["plan"] in found["disagreement"]
 
 
+def test_the_first_process_saves_for_both(pair: list[dict[str, Any]]) -> None:
+    """The other one waits for it: what it looks at right after a save is whole."""
+    for found in pair:
+        names = ["step-00000001", "step-00000002", "step-00000003"]
+        assert found["saved"]["paths"] == names
+        assert found["saved"]["lies"] == [names[:1], names[:2], names[1:]]
+        assert (found["saved"]["done"], found["saved"]["weight"]) == (3, 0.0)
+
+
+def test_a_save_that_fails_is_an_error_in_every_process(pair: list[dict[str, Any]]) -> None:
+    first, second = (found["saved"]["refused"] for found in pair)
+    assert "saves/file" in first
+    assert second == f"the first process could not do it: {first}"
+
+
 def test_in_a_single_process_there_is_nothing_to_agree_on() -> None:
     values = torch.tensor([1.0, 2.0])
     assert (ranks.rank(), ranks.world(), ranks.from_first_rank("mine")) == (0, 1, "mine")
+    assert ranks.by_first_rank(lambda: "mine") == "mine"
     assert torch.equal(ranks.sum_over_ranks(values), values)
     assert torch.equal(ranks.mean_over_ranks(values), values)
     ranks.require_equal("anything", "plan")

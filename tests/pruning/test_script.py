@@ -15,7 +15,10 @@ from meristem.pruning import PruneSettings, prune_run
 from meristem.runs.run_folder import RunFolder
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "prune_124m.py"
-FLAGS = ["--keep", "0.5,0.7", "--orders", "measured,norm", "--device", "cpu", "--sequences", "16", "--rates", "0.2,0.8"]
+FLAGS = [
+    "--keep", "0.5,0.7", "--orders", "measured,norm", "--device", "cpu", "--sequences", "16", "--rates", "0.2,0.8",
+    "--repair", "0.25",
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module")

@@ -69,10 +69,30 @@ def test_keep_is_a_share_of_the_heads_and_at_most_that() -> None:
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"keep": 0.5, "budget": "kv=0.7"}, {"keep": 0.0}, {"keep": 1.1}, {"tolerance": -0.1},
+        {"keep": 0.5, "budget": "kv=0.7"}, {"keep": 0.0}, {"keep": 1.1}, {"keep": 10**400}, {"tolerance": -0.1},
         {"tolerance": float("nan")}, {"repair": -1}, {"repair_rate": 0.0}, {"order": "best"}, {"sequences": 1},
+        {"repair_rate": 0.4}, {"seed": 1}, {"seed": 1, "order": "norm"}, {"seed": True, "order": "random"},
     ],
 )  # fmt: skip
 def test_settings_that_cannot_be_are_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(InputError, match=next(iter(wrong))):
         PruneSettings(**wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "kind"),
+    [
+        ({"keep": "half"}, "float"), ({"budget": 0.7}, "str"), ({"tolerance": "x"}, "float"), ({"repair": 1.5}, "int"),
+        ({"repair_rate": None}, "float"), ({"fold": 1}, "bool"), ({"sequences": "16"}, "int"), ({"seed": None}, "int"),
+    ],
+)  # fmt: skip
+def test_a_setting_of_another_type_is_refused_by_its_name(wrong: dict[str, object], kind: str) -> None:
+    ((field, value),) = wrong.items()
+    with pytest.raises(InputError, match=f"{field} = {value!r}: must be of type {kind}"):
+        PruneSettings(**wrong)  # type: ignore[arg-type]
+
+
+def test_settings_of_a_repair_and_of_the_random_order_are_taken_with_them() -> None:
+    settings = PruneSettings(keep=1, repair=5, repair_rate=0.4, order="random", seed=3)
+    assert isinstance(settings.keep, float)
+    assert settings.without_repair() == PruneSettings(keep=1, order="random", seed=3)

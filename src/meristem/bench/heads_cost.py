@@ -108,7 +108,10 @@ def measure_gate(
     policy = replace(NEVER, feed_every=feed_every, decide_every=span)
     # All heads are looked at, none is tried without.
     grower = Grower(step.model, step.optimizer, [policy, Prune(decide_every=span, grace=0, redundant=0)])
-    measured = (_beside_training if device.type == "cuda" else _within_training)(step, grower, span, batches, device)
+    if device.type == "cuda":
+        measured = _beside_training(step, grower, span, batches, device)
+    else:
+        measured = _within_training(step, grower, span, batches)
     for _ in range(policy.calibration):  # once at the start of a run, and not what is asked about
         with autocast(device):
             grower.step(*next(batches))
@@ -149,7 +152,7 @@ def _beside_training(
 
 
 def _within_training(
-    step: TrainingStep, grower: Grower, span: int, batches: Iterator[tuple[Tensor, Tensor]], device: torch.device
+    step: TrainingStep, grower: Grower, span: int, batches: Iterator[tuple[Tensor, Tensor]]
 ) -> Measured:
     """Time the updates and the gauge of one span apart, on a CPU, in the time that this process had.
 

@@ -17,6 +17,8 @@ from meristem.cli.options import AsJson
 from meristem.errors import InputError
 
 if TYPE_CHECKING:
+    import torch
+
     from meristem.bench.plan_cost import PlanCost
     from meristem.plan import Plan, Shape
     from meristem.plan.costs import TrainingOptions
@@ -77,7 +79,6 @@ def plan_command(
     from meristem.files import write_atomically
     from meristem.plan import Plan
     from meristem.plan.view import plan_facts, plan_text, side_by_side
-    from meristem.schedules import check_rising
 
     shape: Shape = {
         "vocabulary": vocabulary, "context": context, "feed_forward": feed_forward, "kv_group": kv_group,
@@ -85,6 +86,13 @@ def plan_command(
         "qk_norm": qk_norm,
     }  # fmt: skip
     solver: dict[str, Any] = {"dims": integers("dims", dims), "ramp": ramp, "seed": seed}
+    options: TrainingOptions = {
+        "optimizer": optimizer,
+        "parallel": parallel or "ddp",
+        "world": world,
+        "average": average,
+        "recompute": recompute,
+    }
     if file is not None:
         given = {
             "layers": layers, "width": width, "heads": heads, "schedule": schedule, "mqa": mqa or None,
@@ -95,25 +103,13 @@ def plan_command(
                 raise InputError(field, value, f"cannot be given together with --plan {file}")
         name, plan = file.name, _load_plan(file)
     elif heads is not None and "," in heads:
-        counts = integers("heads", heads)
-        if layers not in (None, len(counts)):
-            raise InputError("layers", layers, f"must equal the {len(counts)} head counts given, or be left out")
         if schedule is not None:
             raise InputError("schedule", schedule, "cannot be given together with a list of head counts")
-        if not force:
-            check_rising(counts)
-        name, plan = "list", Plan.from_heads(counts, width=768 if width is None else width, **shape)
+        name, plan = "list", _listed_plan(integers("heads", heads), layers, width, shape, force=force)
     else:
         name, base = schedule or "prism", integers("heads", "12" if heads is None else heads)[0]
         size: dict[str, Any] = {"layers": 12 if layers is None else layers, "width": 768 if width is None else width}
         plan = Plan.scheduled(name, heads=base, **size, **solver, **shape)
-    options: TrainingOptions = {
-        "optimizer": optimizer,
-        "parallel": parallel or "ddp",
-        "world": world,
-        "average": average,
-        "recompute": recompute,
-    }
     if parallel is not None and world == 1:
         raise InputError("parallel", parallel, "is of several processes: say how many with --world")
     if device != "auto" and not measure:
@@ -122,41 +118,62 @@ def plan_command(
         raise InputError("world", world, "must be 1 with --measure: one process is measured")
     if mqa and not force:
         _refuse_mqa(plan)
-    if out is not None:
-        write_atomically(out, plan.to_json())
-    other = None
-    if against is not None:
-        ratios = {layer.heads // layer.kv_heads for layer in plan.layers}
-        other = Plan.scheduled(
-            against, layers=len(plan.layers), width=plan.width, heads=max(plan.heads), **solver,
-            vocabulary=plan.vocabulary, context=plan.context, feed_forward=plan.feed_forward,
-            kv_group=ratios.pop() if len(ratios) == 1 else 1, classes=plan.classes, pooling=plan.pooling,
-        )  # fmt: skip
-        other = replace(other, **plan.variant)
-    if as_json:
-        facts = plan_facts(plan, batch_tokens, tensor_parallel, **options)
-        if measure:
-            facts["measured"] = asdict(_measured(plan, batch_tokens, device, options))
-        if other is not None:
-            facts["against"] = plan_facts(other, batch_tokens, tensor_parallel, **options)
-        print(json.dumps(facts, indent=1))
-    elif other is not None:
-        print(side_by_side(plan, other, name, against or "", batch_tokens, **options))
+    place = _chosen_device(device) if measure else None
+    facts = plan_facts(plan, batch_tokens, tensor_parallel, **options)
+    if against is None:
+        text = plan_text(plan, batch_tokens, tensor_parallel, **options)
     else:
-        print(plan_text(plan, batch_tokens, tensor_parallel, **options))
-    if measure and not as_json:
+        other = _other_plan(plan, against, solver)
+        facts["against"] = plan_facts(other, batch_tokens, tensor_parallel, **options)
+        text = side_by_side(plan, other, name, against, batch_tokens, **options)
+    if out is not None:  # only now, when all that was asked for has been found right
+        write_atomically(out, plan.to_json())
+    if as_json:
+        measured = {} if place is None else {"measured": asdict(_measured(plan, batch_tokens, place, options))}
+        print(json.dumps(facts | measured, indent=1))
+        return
+    print(text, flush=True)  # to be read while it is measured
+    if place is not None:
         from meristem.bench.plan_cost import plan_cost_text
 
-        sys.stdout.flush()  # the plan is to be read while it is measured
-        cost = _measured(plan, batch_tokens, device, options)
+        cost = _measured(plan, batch_tokens, place, options)
         print(plan_cost_text(plan, cost, plan.memory(cost.batch * plan.context, **options).total))
 
 
-def _measured(plan: Plan, batch_tokens: int, device: str, options: TrainingOptions) -> PlanCost:
-    from meristem.bench.plan_cost import measure_plan
-    from meristem.devices import choose_device
+def _listed_plan(counts: list[int], layers: int | None, width: int | None, shape: Shape, *, force: bool) -> Plan:
+    """The plan of a list of head counts, which must not fall unless that is forced."""
+    from meristem.plan import Plan
+    from meristem.schedules import check_rising
 
-    place = choose_device(device)
+    if layers not in (None, len(counts)):
+        raise InputError("layers", layers, f"must equal the {len(counts)} head counts given, or be left out")
+    if not force:
+        check_rising(counts)
+    return Plan.from_heads(counts, width=768 if width is None else width, **shape)
+
+
+def _other_plan(plan: Plan, schedule: Schedule, solver: dict[str, Any]) -> Plan:
+    """A plan like another one, whose head counts follow a schedule."""
+    from meristem.plan import Plan
+
+    ratios = {layer.heads // layer.kv_heads for layer in plan.layers}
+    other = Plan.scheduled(
+        schedule, layers=len(plan.layers), width=plan.width, heads=max(plan.heads), **solver,
+        vocabulary=plan.vocabulary, context=plan.context, feed_forward=plan.feed_forward,
+        kv_group=ratios.pop() if len(ratios) == 1 else 1, classes=plan.classes, pooling=plan.pooling,
+    )  # fmt: skip
+    return replace(other, **plan.variant)
+
+
+def _chosen_device(name: str) -> torch.device:
+    from meristem.devices import choose_device  # imports torch, which takes a while
+
+    return choose_device(name)
+
+
+def _measured(plan: Plan, batch_tokens: int, place: torch.device, options: TrainingOptions) -> PlanCost:
+    from meristem.bench.plan_cost import measure_plan
+
     print(f"measuring on {place}, steps of about {batch_tokens:,} tokens (--batch-tokens)", file=sys.stderr, flush=True)
     return measure_plan(
         plan, place, batch_tokens, optimizer=options["optimizer"], average=options["average"],

@@ -61,8 +61,8 @@ class ArmRow:
 class ContrastLine:
     """A contrast with its verdict, and what its seeds could have shown.
 
-    That is reckoned at `level`: 5 %, or its share of that where several are corrected together, at which it is shown
-    whatever the others are.
+    `detectable` and `needed` are for a test at `level`: 5 %, or 5 % divided by the number of contrasts that are
+    corrected together (the strictest step of Holm's correction).
     """
 
     contrast: Contrast

@@ -35,11 +35,6 @@ class PairedDifference:
         return self.deviation > 0
 
     @property
-    def is_effect(self) -> bool:
-        """Whether the interval excludes zero."""
-        return self.has_spread and (self.low > 0 or self.high < 0)
-
-    @property
     def error(self) -> float:
         """The standard error of the mean."""
         return self.deviation / math.sqrt(self.pairs)

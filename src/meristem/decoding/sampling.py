@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from meristem.errors import InputError
-from meristem.limits import check_integer
+from meristem.limits import MOST_SEED, check_integer
 
 
 @dataclass(frozen=True)
@@ -33,8 +33,7 @@ class Sampling:
             check_integer("top_k", self.top_k, 1)
         if self.top_p is not None and not (_is_number(self.top_p) and 0 < self.top_p <= 1):
             raise InputError("top_p", self.top_p, "must be above 0 and at most 1")
-        if not isinstance(self.seed, int) or not 0 <= self.seed < 1 << 63:
-            raise InputError("seed", self.seed, "must be in 0..2^63 - 1")
+        check_integer("seed", self.seed, 0, MOST_SEED)
 
     @property
     def greedy(self) -> bool:

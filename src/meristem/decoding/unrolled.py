@@ -16,9 +16,9 @@ from meristem.plan import LayerPlan, Plan
 
 
 class FeedForwardWeights(NamedTuple):
-    """A feed-forward: `gate_up` (2 f, d), which has the `gain` of the norm before it unless that is given, and `down`.
+    """A feed-forward: `gate_up` (2 f, d) and `down` (d, f).
 
-    The latter is (d, f), a gain (d,).
+    `gain` (d,) is that of the norm before; None if it is already multiplied into `gate_up`.
     """
 
     gate_up: Tensor
@@ -29,9 +29,10 @@ class FeedForwardWeights(NamedTuple):
 class PassWeights(NamedTuple):
     """One attention pass, and the feed-forward if one follows it.
 
-    The rows of `qkv` (.., d) are queries, keys and values, head by head, with the `gain` of the norm before them unless
-    that is given; `out` is (d, heads e). `bias` (..,) is that of queries, keys and values, and `head_gains` (2, e) are
-    those of the norms of queries and keys, where there are any. Every pass has a slot of the cache to itself.
+    The rows of `qkv` (.., d) are queries, keys and values, head by head; `out` is (d, heads e). `gain` (d,) is that of
+    the norm before; None if it is already multiplied into `qkv`. `bias` (..,) is that of queries, keys and values, and
+    `head_gains` (2, e) are those of the norms of queries and keys, where there are any. Every pass has a slot of the
+    cache to itself.
     """
 
     qkv: Tensor

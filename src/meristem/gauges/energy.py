@@ -215,12 +215,10 @@ class HeadReading:
 
 @dataclass(frozen=True)
 class EnergyReading:
-    """The reading of one layer: eigenvalues, gaps and energy of the residual operator; dwell and grace in feeds."""
+    """The reading of one layer: eigenvalues and energy of the residual operator; dwell and grace in feeds."""
 
     lambda_max: float  # as tracked: Rayleigh quotients, not eigenvalues
     lambda_min: float
-    upper_gap: float  # between the two largest eigenvalues, exact
-    lower_gap: float
     energy: float  # the Frobenius norm
     start: float  # what the threshold is a share of; not a number before it is known
     noise: float  # what lambda_max would be about with nothing there
@@ -329,7 +327,7 @@ class EnergyGauge:
         residual, second, turning = spectra.double().cpu()
         noise = NOISE * second[:, -1] * turning[:, -1].clamp(min=0).sqrt()
         noise *= (self.width * self.uncertainty.double().cpu()).sqrt()
-        upper_gap, lower_gap = gaps(residual)
+        upper_gap, _ = gaps(residual)
         energy = operator.norm(dim=(1, 2)).tolist()
         starts = self.start.tolist()
         readings = []
@@ -339,8 +337,6 @@ class EnergyGauge:
             reading = EnergyReading(
                 lambda_max=float(quotients[layer, 0]),
                 lambda_min=float(quotients[layer, 1]),
-                upper_gap=float(upper_gap[layer]),
-                lower_gap=float(lower_gap[layer]),
                 energy=energy[layer],
                 start=starts[layer],
                 noise=float(noise[layer]),

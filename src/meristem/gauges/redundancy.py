@@ -29,13 +29,6 @@ class HeadMoments:
     gram: Tensor
     head_dim: int
 
-    @classmethod
-    def of(cls, head_outputs: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
-        """The second moments of head_outputs (B, heads, T, e), summed over `real` (B, T) tokens, and their number."""
-        flat = head_outputs.transpose(1, 2).flatten(2)
-        flat = flat.where(real[..., None], flat.new_zeros(())).flatten(0, 1).double()
-        return flat.mT @ flat, real.sum().double()
-
     def shares(self, out: Tensor) -> Tensor:
         """The part, for every head, of the layer's output that no combination of the others could make, (heads,).
 
@@ -90,13 +83,20 @@ def _cholesky(matrix: Tensor) -> Tensor:
     return factor.where(failed[..., None, None] == 0, torch.nan)
 
 
+def second_moments(head_outputs: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
+    """The second moments of head_outputs (B, heads, T, e), summed over `real` (B, T) tokens, and their number."""
+    flat = head_outputs.transpose(1, 2).flatten(2)
+    flat = flat.where(real[..., None], flat.new_zeros(())).flatten(0, 1).double()
+    return flat.mT @ flat, real.sum().double()
+
+
 @torch.no_grad()
 def head_moments(batches: Iterable[HeadsRead]) -> list[HeadMoments]:
     """The moments of every layer's heads, over all processes."""
     grams: list[Tensor] = []
     count: Tensor | float = 0.0
     for read in batches:
-        sums = [HeadMoments.of(head_outputs, read.real) for head_outputs in read.head_outputs]
+        sums = [second_moments(head_outputs, read.real) for head_outputs in read.head_outputs]
         grams = [old + new for old, (new, _) in zip(grams, sums, strict=True)] if grams else [new for new, _ in sums]
         count = count + sums[0][1]
         dims = [head_outputs.shape[-1] for head_outputs in read.head_outputs]

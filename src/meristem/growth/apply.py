@@ -126,11 +126,6 @@ def tensors_of(model: Growable) -> dict[str, Tensor]:
     return dict(cast("nn.Module", model).state_dict(keep_vars=True))
 
 
-def states_of(model: Growable, optimizer: torch.optim.Optimizer) -> dict[str, dict[str, Any]]:
-    """What an optimizer keeps of every parameter, by the parameter's name."""
-    return _states(tensors_of(model), optimizer)
-
-
 def check_held(optimizer: torch.optim.Optimizer | None, name: str, *parameters: Tensor) -> None:
     """Refuse an optimizer that would not train these parameters; None trains nothing, and is for the caller to know."""
     if optimizer is None:

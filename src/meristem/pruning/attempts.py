@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import math
 import signal
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -22,7 +22,7 @@ from meristem.runs.run_folder import load_run
 from meristem.training.tasks import make_task
 from meristem.training.train import resume
 
-MOST_REPAIRS = 4  # besides the first one, where that ends above the tolerance
+MOST_REPAIRS = 4  # of the bisection, where a repair after all removals ends above the tolerance
 
 
 class Stopped(RunError):
@@ -62,8 +62,10 @@ class Attempts:
     def best(self) -> Attempt:
         """The run with the most removals whose loss is within the tolerance.
 
-        Without a repair the search has seen to that. With one it is tried with all removals, and if that is above, with
-        half as many more than would do without.
+        Without a repair the search has seen to that. With a repair, all removals are tried first. If the loss is then
+        above the tolerance, the number is found by bisection, between the most removals that need no repair and all of
+        them, in at most `MOST_REPAIRS` tries. If none of these is within the tolerance, the model keeps to the most
+        removals that need no repair, and is repaired if the loss then stays within it.
         """
         most = len(self.search.points) - 1
         first = self.make(most, repair=self.settings.repair > 0)
@@ -93,7 +95,7 @@ class Attempts:
         """A run without the first `kept` groups, repaired or not."""
         self.made += 1
         path, changes = self.work / str(self.made), self.search.changes[: self.search.points[kept].changes]
-        settings = self.settings if repair else replace(self.settings, repair=0)
+        settings = self.settings if repair else self.settings.without_repair()
         checkpoint = pruned_checkpoint(self.source, changes)
         model = self.source.model(self.device, checkpoint)
         loss, measured = self.search.loss(model), held_out_numbers(self.source, model, self.device)

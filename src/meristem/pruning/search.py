@@ -120,11 +120,6 @@ class Search:
         """The loss of the model as it was."""
         return self.points[0].loss
 
-    @property
-    def removals(self) -> list[Group]:
-        """The groups that have left."""
-        return [change.group for change in self.changes if change.group is not None]
-
     def put(self, device: torch.device) -> None:
         """Move what takes much memory elsewhere, or back."""
         for model in (self.model, self.whole):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass, fields, replace
+from typing import get_type_hints
 
 from meristem.amounts import read_amount
 from meristem.choices import PruneOrder
@@ -13,6 +14,7 @@ from meristem.plan import Plan
 from meristem.settings import of_type
 
 WORDS = {"heads": "heads", "kv": "kv_bytes", "attention": "attention", "parameters": "parameters"}  # of a budget
+REPAIR_RATE = 0.2  # times the run's peak
 
 
 @dataclass(frozen=True)
@@ -89,13 +91,15 @@ class PruneSettings:
     budget: str | None = None
     tolerance: float = 0.01
     repair: int = 0
-    repair_rate: float = 0.2
+    repair_rate: float = REPAIR_RATE
     order: PruneOrder = "measured"
     fold: bool = True  # whether the other heads of a layer take over what they can of one that leaves
     sequences: int = 256
     seed: int = 0  # of the random order
 
     def __post_init__(self) -> None:
+        for name, kind in get_type_hints(type(self)).items():
+            object.__setattr__(self, name, of_type(name, getattr(self, name), kind))  # integers become floats
         if self.keep is not None and self.budget is not None:
             raise InputError("keep", self.keep, "and budget both say how far to go: give one of them")
         if self.keep is not None and not 0 < self.keep <= 1:
@@ -104,10 +108,13 @@ class PruneSettings:
             raise InputError("tolerance", self.tolerance, "must be 0 nats or above; inf is no limit")
         if not 0 < self.repair_rate <= 1:
             raise InputError("repair_rate", self.repair_rate, "must be a share of the run's rate, above 0, at most 1")
-        of_type("order", self.order, PruneOrder)
         check_integer("repair", self.repair, 0)
         check_integer("sequences", self.sequences, 2)
         check_integer("seed", self.seed, 0, MOST_SEED)
+        if self.repair_rate != REPAIR_RATE and not self.repair:
+            raise InputError("repair_rate", self.repair_rate, "is that of a repair: say with repair how many updates")
+        if self.seed and self.order != "random":
+            raise InputError("seed", self.seed, f"is of the order random, and the order is {self.order}")
 
     def target(self, plan: Plan) -> Budget | None:
         """The budget for a model of this plan; None where only the loss limits."""
@@ -120,6 +127,9 @@ class PruneSettings:
         if budget.most < least:
             raise InputError("keep", self.keep, f"leaves {budget.most} heads, and {least} have to stay")
         return budget
+
+    def without_repair(self) -> PruneSettings:
+        return replace(self, repair=0, repair_rate=REPAIR_RATE)
 
     def check_change(self, target: Budget | None, plan: Plan) -> None:
         """Refuse a target that a model of this plan is within already: without a repair it would only be copied."""

@@ -11,6 +11,7 @@ from meristem.growth import Grower
 from meristem.limits import check_integer
 from meristem.model import Transformer
 from meristem.model.inputs import check_model
+from meristem.ranks import by_first_rank, rank
 from meristem.runs.checkpoint import (
     drop_old_checkpoints,
     load_newest,
@@ -32,7 +33,8 @@ def save(
 ) -> Path:
     """Save everything that training goes on from after `step` updates; of older saves the newest `keep` stay.
 
-    A save appears under `folder` when it is whole: one that is interrupted leaves those before it as they were.
+    A save appears under `folder` when it is whole: one that is interrupted leaves those before it as they were. Where
+    several processes train together all of them call this: the first one writes, and the others wait for it.
 
     >>> save("runs/mine", model, optimizer, step=100).name
     'step-00000100'
@@ -43,11 +45,15 @@ def save(
     growth = None if grower is None else grower.state_dict()
     taken = snapshot(
         step, model=model, optimizer=optimizer, growth=None if grower is None else grower.tensors(),
-        state={"plan": model.plan.to_dict(), "growth": growth},
+        state={"plan": model.plan.to_dict(), "growth": growth}, keep=rank() == 0,
     )  # fmt: skip
-    path = write_checkpoint(Path(folder), taken)
-    drop_old_checkpoints(Path(folder), step, keep)
-    return path
+
+    def write() -> Path:
+        path = write_checkpoint(Path(folder), taken)
+        drop_old_checkpoints(Path(folder), step, keep)
+        return path
+
+    return by_first_rank(write)
 
 
 def restore(

@@ -192,17 +192,22 @@ class RunFolder:
 
     def open_alike(self, path: Path) -> TokenData | LabelledData:
         """Prepared data that were made as the run's own: text by its tokenizer, or rows with its classes and pieces."""
-        data, classifies = open_data(path), self.plan.classes is not None
+        data = open_data(path)
+        self.check_alike(data, "data")
+        return data
+
+    def check_alike(self, data: TokenData | LabelledData, field: str) -> None:
+        """Refuse data that were not made as the run's own, by the name of the `field` that they were given in."""
+        classifies, value = self.plan.classes is not None, str(data.folder)
         if isinstance(data, TokenData) == classifies:
             kinds = ("text", "a classifier") if classifies else ("labelled rows", "a language model")
-            raise InputError("data", str(path), f"is {kinds[0]}, and this run is of {kinds[1]}")
+            raise InputError(field, value, f"is {kinds[0]}, and {self.path} is the run of {kinds[1]}")
         if isinstance(data, TokenData):
             if data.index.tokenizer.digest != load_tokenizer(self.path).digest:
                 mend = Remedy((f"tokenizer={self.path}",), "data prepare")
-                raise InputError("data", str(path), "was made with another tokenizer than this run's", mend)
+                raise InputError(field, value, f"was made with another tokenizer than {self.path}", mend)
         elif data.recipe.digest != Recipe.load(self.path).digest:
-            raise InputError("data", str(path), "was made with other classes or another vocabulary than this run's")
-        return data
+            raise InputError(field, value, f"was made with other classes or another vocabulary than {self.path}")
 
     def read(self, log: Path) -> Iterator[dict[str, Any]]:
         """The entries of a log; what is no entry, such as a line that was cut off, is passed over."""
@@ -339,7 +344,10 @@ def open_checkpoint(
     folder: RunFolder, *, step: int | str | None = None, average: bool = False,
     report: Callable[[str], None] = logger.warning,
 ) -> Checkpoint:  # fmt: skip
-    """The newest whole checkpoint of a run, or that of a step, or the best; with `average`, that is its weights."""
+    """The newest whole checkpoint of a run, or that of a step, or the best.
+
+    With `average`, its weights are the average that the run kept of them.
+    """
     checkpoint: Checkpoint | None
     if step is None:
         checkpoint = load_newest(folder.checkpoints, report)

@@ -114,7 +114,7 @@ class Growing:
     def growing(self) -> str:
         return "  ".join(filter(None, (self._loops, self._status)))
 
-    def restructured(self, plan: Plan, steps: int) -> None:
+    def follow_plan(self, plan: Plan) -> None:
         self._loops = describe_loops(plan)
 
     def status(self, text: str) -> None:
@@ -134,7 +134,7 @@ class Lines(Growing):
         return self
 
     def restructured(self, plan: Plan, steps: int) -> None:
-        super().restructured(plan, steps)
+        self.follow_plan(plan)
         self.steps = steps
 
     def __exit__(self, *exception: Any) -> None:
@@ -184,7 +184,7 @@ class Live(Growing):
         self.progress.stop()
 
     def restructured(self, plan: Plan, steps: int) -> None:
-        super().restructured(plan, steps)
+        self.follow_plan(plan)
         self.progress.update(self.task, total=steps)
 
     def step(self, step: int) -> None:

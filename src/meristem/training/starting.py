@@ -12,8 +12,8 @@ from pathlib import Path
 from torch import Tensor
 
 from meristem.config import Config
-from meristem.data import LabelledData, Recipe, TokenData, load_tokenizer
-from meristem.errors import InputError, Remedy, RunError
+from meristem.data import LabelledData, TokenData
+from meristem.errors import InputError, RunError
 from meristem.growth.edits import GATES
 from meristem.model import build_model
 from meristem.plan import Plan
@@ -49,17 +49,8 @@ class Start:
 
     def plan(self, data: TokenData | LabelledData) -> Plan:
         """Its newest plan; data that was not made with its tokenizer, or its classes, is refused."""
-        plan, path = self.folder.newest_plan, self.folder.path
-        kinds = ("labelled rows", "a language model") if plan.classes is None else ("text", "a classifier")
-        if isinstance(data, TokenData) != (plan.classes is None):
-            raise InputError("data.path", str(data.folder), f"is {kinds[0]}, and {path} is the run of {kinds[1]}")
-        if isinstance(data, TokenData):
-            if data.index.tokenizer.digest != load_tokenizer(path).digest:
-                mend = Remedy((f"tokenizer={path}",), "data prepare")
-                raise InputError("data.path", str(data.folder), f"was made with another tokenizer than {path}", mend)
-        elif data.recipe.digest != Recipe.load(path).digest:
-            raise InputError("data.path", str(data.folder), f"was made with other classes or words than {path}")
-        return plan
+        self.folder.check_alike(data, "data.path")
+        return self.folder.newest_plan
 
     def tensors(self, plan: Plan) -> dict[str, Tensor]:
         """Its weights, with gates as at the start where `plan` has some; a plan that they do not fit is refused."""

@@ -19,7 +19,7 @@ from meristem.plan import Plan
 
 LOUD, QUIET = HeadReading(1.0, 0.7), HeadReading(0.0005, 0.7)
 STRONG = EnergyReading(
-    lambda_max=0.3, lambda_min=-0.3, upper_gap=0.1, lower_gap=0.1, energy=0.8, start=1.0, noise=0.02, threshold=0.1,
+    lambda_max=0.3, lambda_min=-0.3, energy=0.8, start=1.0, noise=0.02, threshold=0.1,
     dwell=20, grace=40, feeds=20, births=0, predicted=Prediction(2, 1.9), heads=(LOUD,),
 )  # fmt: skip
 WEAK = replace(STRONG, lambda_max=0.09)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import NamedTuple, get_args
 import numpy as np
 
 from meristem.choices import OnError
+from meristem.cores import usable_cores
 from meristem.data.folder import already_made, fingerprint
 from meristem.data.progress import PreparationProgress, Report
 from meristem.data.sampler import evaluation_windows
@@ -236,7 +236,7 @@ def _default_workers(tokenizer: Tokenizer, size: int) -> int:
     """One process per core, but one for bytes (which are only copied) and for small inputs."""
     if tokenizer.kind == "bytes" or size < SMALL_INPUT:
         return 1
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return usable_cores()
 
 
 def _dtype_name(tokenizer: Tokenizer) -> str:
