@@ -226,6 +226,17 @@ def test_a_plan_file_stands_alone(call: Call, tmp_path: Path) -> None:
     refused(call("plan", "--plan", str(file), "--mqa"), "mqa = True", "--plan")
 
 
+def test_a_plan_is_written_over_a_plan_alone(call: Call, tmp_path: Path) -> None:
+    file, text = tmp_path / "plan.json", tmp_path / "notes.txt"
+    for _ in range(2):
+        assert call("plan", "--out", str(file)).code == 0
+    text.write_text("do not lose this")
+    refused(call("plan", "--out", str(text)), "notes.txt", "is there already, and is not a plan")
+    assert text.read_text() == "do not lose this"
+    (tmp_path / "config.toml").write_text("")
+    refused(call("plan", "--out", str(file)), "plan.json", "is of the run in that folder")
+
+
 def test_a_folder_that_is_not_there_is_one_line(call: Call, tmp_path: Path) -> None:
     refused(call("plan", "--out", str(tmp_path / "no" / "plan.json")), "plan.json: No such file or directory")
     refused(call("plan", "--out", str(tmp_path)), "Is a directory")

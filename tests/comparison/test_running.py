@@ -15,7 +15,7 @@ import pytest
 from comparison.helpers import base_file, result, tables, trained
 from meristem.comparison.analysis import analyse
 from meristem.comparison.file import Comparison, read_comparison
-from meristem.comparison.lines import Begun, add_line, read_lines
+from meristem.comparison.lines import Begun, add_line, append_line, read_lines
 from meristem.comparison.planning import RunKey, configuration
 from meristem.comparison.record import show
 from meristem.comparison.results import has_diverged, read_result
@@ -26,6 +26,7 @@ from meristem.comparison.running import (
     describe_lines,
     finished_runs,
     free_gpu,
+    launched_jobs,
     run_comparison,
     threads_of,
     visible_gpus,
@@ -62,6 +63,12 @@ def done(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("done")
     trained(asked(out / "files", data), out)
     return out
+
+
+def test_a_launch_is_written_down_after_one_that_was_cut_off(tmp_path: Path) -> None:
+    (tmp_path / "launches.jsonl").write_text('{"run": "runs/a/seed-0", "jobs": 2}\n{"run": "runs/a/se')
+    append_line(tmp_path / "launches.jsonl", {"run": "runs/b/seed-0", "jobs": 3})
+    assert launched_jobs(tmp_path) == {"runs/a/seed-0": 2, "runs/b/seed-0": 3}
 
 
 def launches(out: Path) -> list[dict[str, Any]]:
@@ -281,7 +288,7 @@ def test_runs_of_other_devices_or_more_side_by_side_do_not(device: str, jobs: in
 def test_runs_have_no_more_threads_than_the_environment_says(
     monkeypatch: pytest.MonkeyPatch, given: str | None, threads: list[int]
 ) -> None:
-    monkeypatch.setattr("meristem.comparison.running._cores", lambda: 8)
+    monkeypatch.setattr("meristem.comparison.running.usable_cores", lambda: 8)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     if given is not None:
         monkeypatch.setenv("OMP_NUM_THREADS", given)

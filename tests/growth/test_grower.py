@@ -176,6 +176,11 @@ def test_without_a_policy_a_grower_observes(monkeypatch: pytest.MonkeyPatch) -> 
     assert silent.step(tokens_of(model.plan, 0)).observation is None
 
 
+def test_a_record_that_would_never_be_made_is_refused() -> None:
+    with pytest.raises(InputError, match=r"every = 0: must be given where total_steps"):
+        Grower(Decoder(tiny_plan([2, 4])), None, [Observe()])
+
+
 @pytest.mark.parametrize(("batch", "stride"), [(1, 1), (8, 1), (9, 2), (15, 2), (16, 2), (17, 3), (20, 3), (64, 8)])
 def test_a_measurement_is_the_mean_over_a_few_sequences(batch: int, stride: int) -> None:
     """Eight at most, spread over the batch."""

@@ -327,6 +327,15 @@ def test_a_mistake_is_named_before_anything_is_written(
     assert not (tmp_path / "run").exists()
 
 
+def test_a_model_that_begins_with_all_its_heads_is_refused_births(data: Path, tmp_path: Path) -> None:
+    early = dict.fromkeys(("feed_every", "calibration", "warm_up", "feeds", "cool_down", "decide_every", "hits"), 2)
+    settings = {f"growth__incrt__{name}": value for name, value in early.items()}
+    for heads in (2, 9):
+        named = {"growth__policies": ["incrt"], "growth__incrt__start_heads": heads, "model__schedule": "uniform"}
+        with pytest.raises(InputError, match=rf"growth.incrt.start_heads = {heads}: must be below 2, the most that"):
+            train(tiny_config(data, **settings, **named, model__heads=2), tmp_path / "run")
+
+
 def test_a_grown_run_is_evaluated_and_generates(arms: Runs, tmp_path: Path, call: Call) -> None:
     run = copy_run(arms("demand"), tmp_path / "run")
     code, out, _ = call("eval", str(run.path), "--windows", "2")

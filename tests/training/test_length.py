@@ -121,6 +121,8 @@ def test_the_page_knows_its_length(stacked: RunFolder) -> None:
 def test_flops_that_no_run_can_have_are_refused(data: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"train.flops = 1.0: is less than one update needs"):
         train(tiny_config(data, train__flops=1.0), tmp_path / "run")
+    with pytest.raises(InputError, match=r"train.flops = 1e\+30: must be below .*, those of 2\^63 updates"):
+        train(tiny_config(data, train__flops=1e30), tmp_path / "run")
     for flops in (0.0, math.inf, math.nan):
         with pytest.raises(InputError, match=r"train.flops = .*: must be above 0, and finite"):
             tiny_config(data, train__flops=flops)

@@ -14,7 +14,7 @@ from meristem.arguments import integers
 from meristem.choices import OptimizerKind, Parallel, Pooling, Schedule
 from meristem.cli.app import app, examples
 from meristem.cli.options import AsJson
-from meristem.errors import InputError
+from meristem.errors import InputError, RunError
 
 if TYPE_CHECKING:
     import torch
@@ -127,6 +127,7 @@ def plan_command(
         facts["against"] = plan_facts(other, batch_tokens, tensor_parallel, **options)
         text = side_by_side(plan, other, name, against, batch_tokens, **options)
     if out is not None:  # only now, when all that was asked for has been found right
+        _check_replaceable(out)
         write_atomically(out, plan.to_json())
     if as_json:
         measured = {} if place is None else {"measured": asdict(_measured(plan, batch_tokens, place, options))}
@@ -150,6 +151,20 @@ def _listed_plan(counts: list[int], layers: int | None, width: int | None, shape
     if not force:
         check_rising(counts)
     return Plan.from_heads(counts, width=768 if width is None else width, **shape)
+
+
+def _check_replaceable(path: Path) -> None:
+    """Refuse to write over what is not a plan, or is that of a run."""
+    from meristem.plan import Plan
+
+    if not path.is_file():
+        return
+    if (path.parent / "config.toml").exists():
+        raise InputError("out", str(path), "is of the run in that folder; must be a file elsewhere")
+    try:
+        Plan.load(path)
+    except (InputError, RunError, OSError):
+        raise InputError("out", str(path), "is there already, and is not a plan; must be another file") from None
 
 
 def _other_plan(plan: Plan, schedule: Schedule, solver: dict[str, Any]) -> Plan:

@@ -107,7 +107,11 @@ def add_line(out: Path, run: Path, begun: Begun, result: Result, jobs: int) -> N
         "run": str(run), "jobs": jobs, "data": begun.data, "config": flatten(begun.config),
         "plan": begun.plan.to_dict(), "result": result.to_dict(),
     }  # fmt: skip
-    path = out / LINES
+    append_line(out / LINES, entry)
+
+
+def append_line(path: Path, entry: dict[str, Any]) -> None:
+    """Add an entry to a file of lines, also if its last one was cut off."""
     with errors_of(path), path.open("ab+") as file:
         _end_line(file)
         file.write(json.dumps(entry).encode() + b"\n")

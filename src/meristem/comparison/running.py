@@ -6,7 +6,6 @@ of a run.
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import signal
@@ -22,7 +21,7 @@ from pathlib import Path
 import torch
 
 from meristem.comparison.file import Comparison, of_arm
-from meristem.comparison.lines import Begun, Line, add_line, written_runs
+from meristem.comparison.lines import Begun, Line, add_line, append_line, written_runs
 from meristem.comparison.numbers import short
 from meristem.comparison.planning import (
     Lost,
@@ -42,6 +41,7 @@ from meristem.comparison.planning import (
 from meristem.comparison.results import Result, has_diverged, is_finished, lost_result, read_result
 from meristem.comparison.tables import MEASURES
 from meristem.config import Config, check_resumable, known_values
+from meristem.cores import usable_cores
 from meristem.devices import choose_device, describe_device
 from meristem.errors import InputError, RunError
 from meristem.files import absolute, parsed_json, write_atomically
@@ -389,22 +389,16 @@ def _launched(key: RunKey, config: Config, out: Path, share: Share, say: Say) ->
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment, start_new_session=True
         )
-    with (out / LAUNCHES).open("a", encoding="utf-8") as launches:
-        line = {"run": str(key.path), "jobs": share.side_by_side, "threads": threads, "gpu": share.gpu,
-                "time": time.time()}  # fmt: skip
-        launches.write(json.dumps(line) + "\n")
+    launch = {"run": str(key.path), "jobs": share.side_by_side, "threads": threads, "gpu": share.gpu}
+    append_line(out / LAUNCHES, launch | {"time": time.time()})
     return Running(key, process, log, time.monotonic(), share.gpu, share.side_by_side)
 
 
 def threads_of(side_by_side: int) -> int:
     """The threads of one of so many runs: its share of the cores, or fewer if the environment says so."""
-    share = max(1, _cores() // side_by_side)
+    share = max(1, usable_cores() // side_by_side)
     given = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
     return min(share, max(1, int(given))) if given.isdecimal() else share
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _ended(run: Running, out: Path) -> Result:

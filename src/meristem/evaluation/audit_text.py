@@ -137,9 +137,11 @@ def _demand_sentences(audit: Audit) -> list[str]:
     if of["certain"]:
         said.append(f"The demand of {_layers(of['certain'])} is certain and above its threshold.")
     if of["small"]:
-        said.append(f"That of {_layers(of['small'])} is small: for certain below its threshold.")
+        begin = "That" if said else "The demand"
+        said.append(f"{begin} of {_layers(of['small'])} is small: for certain below its threshold.")
     if unclear:
-        said.append(f"That of {_layers(unclear)} is unknown: by its noise it may be above its threshold or below.")
+        begin = "That" if said else "The demand"
+        said.append(f"{begin} of {_layers(unclear)} is unknown: by its noise it may be above its threshold or below.")
     if unmeasured:
         said.append(f"No demand was certain in {_layers(unmeasured)}, now or at the start.")
     return said

@@ -61,7 +61,8 @@ class Budget:
         least = budget.of(smallest(plan))
         if budget.most < least:
             shared = " and where all heads share one pair of keys and values that stays" if word == "kv" else ""
-            expected = f"cannot be reached: every layer keeps a head{shared}, which is {word}={least}"
+            looped = ", and heads that run again stay" if any(layer.loop for layer in plan.layers) else ""
+            expected = f"cannot be reached: every layer keeps a head{shared}{looped}, which is {word}={least}"
             raise InputError("budget", text, expected)
         return budget
 

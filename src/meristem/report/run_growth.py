@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from functools import cached_property
+from typing import Any
 
 from meristem.growth.descriptions import describe_change, describe_structure
-from meristem.growth.events import GrowthEvent
+from meristem.growth.events import Event, GrowthEvent
 from meristem.growth.policies import POLICIES
 from meristem.plan import Plan
 from meristem.report.depth_text import depth_text
@@ -70,7 +71,9 @@ class RunGrowth:
         """What grew, when and why, in plain words, and what came of it."""
         others = [*self._loop_growth, *other_growth(self.numbers.events, self.numbers.all_layers)]
         changes = [event for event in self.heads.growth if not tells_of_loops(event)]  # which are told above
-        told = sorted((*changes, *others), key=lambda event: event.step)
+        places = {_identity(event): place for place, event in enumerate(self.numbers.events)}
+        last = len(places)
+        told = sorted((*changes, *others), key=lambda event: (event.step, places.get(_identity(event), last)))
         lines = [self.numbers.named(event, f"step {event.step:,}: {self.text_of(event)}") for event in told]
         if self.config.growth.has("depth"):
             lines.insert(0, f"depth: {self.depth_text}")
@@ -106,3 +109,9 @@ class RunGrowth:
         known = newest.layers if len(newest.layers) >= count or not newest.target else newest.target
         layers = tuple(known[min(layer, len(known) - 1)] for layer in range(count))
         return replace(newest, layers=layers, target=())
+
+
+def _identity(event: Event) -> tuple[Any, ...]:
+    """What stays of an event when facts that cannot be are left out."""
+    known = (event.action, event.layer, event.plan) if isinstance(event, GrowthEvent) else ()
+    return event.step, *known

@@ -15,7 +15,7 @@ from meristem.config import Config
 from meristem.config.growth import HEADS, LOOPS
 from meristem.errors import InputError, RunError
 from meristem.growth import BlockLoop, Grower, Policy, Sgt, SgtState, StaticLoops
-from meristem.growth.births import BirthBudget, check_growable
+from meristem.growth.births import BirthBudget, check_growable, full_layers
 from meristem.growth.looping import looped
 from meristem.growth.policies.depth import Depth, best_depth
 from meristem.growth.policy import ENDLESS
@@ -92,6 +92,9 @@ def _check_growth(config: Config, name: str, plan: Plan) -> None:
     if 0 < policy.max_heads <= min(plan.heads) and (max(plan.heads) == 1 or not prunes):
         expected = f"must be above the heads that every layer has at the start, {min(plan.heads)}, or 0 for no limit"
         raise InputError(f"growth.{name}.max_heads", policy.max_heads, expected)
+    if policy.start_heads and len(full_layers(plan, 0)) == len(plan.layers) and not prunes:
+        expected = f"must be below {max(plan.heads)}, the most that a layer can have, for a head to be born"
+        raise InputError(f"growth.{name}.start_heads", policy.start_heads, expected)
     if budget := getattr(policy, "budget", None):
         limit = BirthBudget.read(budget)
         if not limit.relative and limit.value <= (used := limit.used(plan, math.nan)):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
+from meristem.errors import InputError
 from meristem.gauges.entropy import EntropyGauge, EntropyReading, check_causal
 from meristem.growth.policy import ENDLESS, Decision, Policy, Readings, check_types
 from meristem.limits import check_integer
@@ -41,6 +42,8 @@ class Observe(Policy):
 
     def check(self, plan: Plan) -> None:
         check_causal(plan)
+        if not self.every and self.total_steps == ENDLESS:
+            raise InputError("every", self.every, "must be given where total_steps, the length of the run, is not")
 
     def needs(self, state: Any, step: int, plan: Plan) -> tuple[EntropyGauge, ...] | None:
         every = self.every or max(1, self.total_steps // 100)

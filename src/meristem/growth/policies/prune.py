@@ -1,7 +1,8 @@
 """Pruning: a head leaves that the others can stand in for.
 
-An old head that they could stand in for at several decisions in a row is put on trial: it leaves if the loss on batches
-that the model has not been trained on is nearly the same without it.
+An old head that they could stand in for at several decisions in a row is put on trial: it leaves if the loss on the
+batches to come is nearly the same without it. On data that repeat these are no news to the model, unless `incrt` beside
+it holds rows back, on which trials are then made.
 """
 
 from __future__ import annotations
