@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing import get_context
 from pathlib import Path
@@ -22,8 +23,11 @@ from meristem import ranks
 from meristem.errors import RunError
 from meristem.gauges import entropy as entropy_module
 from meristem.gauges.entropy import EntropyGauge, HeadReadings
+from meristem.gauges.gauge import Gauge
 from meristem.growth import Grower, LoopHeads, Observe, Sgt
+from meristem.growth.policy import Change, Decision, Policy, Readings
 from meristem.model import Decoder
+from meristem.plan import Plan
 from meristem.runs.own_loop import restore, save
 
 BATCH = 16
@@ -84,6 +88,26 @@ def disagreeing(rank: int) -> str | None:
         return error_of(lambda: grown(rank))
 
 
+@dataclass(frozen=True)
+class FirstGrows(Policy):
+    """Heads of a layer are looped in the first process alone."""
+
+    rank: int = 0
+
+    def needs(self, state: Any, step: int, plan: Plan) -> tuple[Gauge, ...]:
+        return ()
+
+    def decide(self, state: Any, step: int, plan: Plan, readings: Readings) -> Decision:
+        edits = (LoopHeads(2, (0, 3), 2),)
+        return Decision(state, (Change("add", "it is first", edits, layer=2),) if self.rank == 0 else ())
+
+
+def one_grows(rank: int) -> str | None:
+    """What both are told where one process changes its structure, and the other does not."""
+    model = Decoder(tiny_plan(FOUR))
+    return error_of(lambda: Grower(model, None, [FirstGrows(rank)]).step(tokens_of(model.plan, 0)))
+
+
 def saved(rank: int, folder: Path) -> dict[str, Any]:
     """Three saves in a row by both processes, what lies in the folder after each, and one that cannot be written."""
     model = looped_model()
@@ -108,6 +132,7 @@ def findings(store: str, rank: int) -> dict[str, Any]:
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2, timeout=patience)
     found: dict[str, Any] = {"agreements": agreements(rank), "observed": observed(rank), "grown": grown(rank)}
     found |= {"first sequence": observed(rank, sequences=1), "disagreement": disagreeing(rank)}
+    found["one grows"] = one_grows(rank)
     found["saved"] = saved(rank, Path(store).parent / "saves")
     dist.barrier()
     dist.destroy_process_group()

@@ -75,6 +75,11 @@ def test_plans_that_differ_are_an_error_in_every_process(pair: list[dict[str, An
         assert pair[0]["grown"]["plan"] in found["disagreement"]
 
 
+def test_one_process_that_grows_alone_is_an_error_in_both(pair: list[dict[str, Any]]) -> None:
+    for found in pair:
+        assert found["one grows"].startswith("the processes do not agree on the plan: ")
+
+
 def test_the_first_process_saves_for_both(pair: list[dict[str, Any]]) -> None:
     """The other one waits for it: what it looks at right after a save is whole."""
     for found in pair:

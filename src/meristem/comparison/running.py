@@ -73,7 +73,7 @@ class Running:
 
 @dataclass(frozen=True)
 class Slowest:
-    """The most seconds that runs took for an update, and besides, for their start and their end."""
+    """The slowest so far: seconds for an update, and of a run outside its updates (start, evaluation, saving)."""
 
     update: float = 0.0
     besides: float = 0.0

@@ -144,6 +144,7 @@ class Grower:
             shape = tuple(tokens.shape) if isinstance(tokens, Tensor) else type(tokens).__name__
             raise InputError("tokens", shape, "must be (B, T), one sequence in each row")
         self.done += 1
+        decided = False
         with ExitStack() as ending:
             probe = Probe(self.model, tokens, targets, fresh, held_back, loss)
             growth = _Step(self.done, lambda: ending.enter_context(self.whole()))
@@ -155,7 +156,8 @@ class Grower:
                 needs = policy.needs(self.states[name], self.done, self.model.plan)
                 if needs is not None:
                     self._follow(name, self._decided(name, needs, probe, growth), probe, growth)
-        if growth.moves:
+                    decided = True
+        if decided:  # whatever came of it: a process in which nothing changed has to be asked as well
             require_equal(self.model.plan.digest, "plan")
         return growth.result()
 
@@ -411,7 +413,7 @@ def _dumped(name: str, policy: Policy, state: Any) -> Any:
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Whether two values are of the same types with the same content; what is no number equals itself."""
+    """Whether two values are alike in types and content, tensors in shape and type alone; NaN equals itself."""
     if type(one) is not type(other):
         return False
     if isinstance(one, Tensor):

@@ -225,7 +225,7 @@ class Trainer:
         return tokens.to(peers.device, non_blocking=True), targets.to(peers.device, non_blocking=True)
 
     def fresh(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """What will be trained on next, sequence by sequence of micro-batches; or the rows that are held back."""
+        """Micro-batches (b, T) that will be trained on next or, where rows are held back, micro-batches of those."""
         batch = self.held_back_batch if self.task.held_back else self.batch
         for step in itertools.count(self.progress.step):
             yield from zip(*batch(step), strict=True)

@@ -162,7 +162,7 @@ def held_back_rows(config: Config, rows: int) -> int:
 
 
 def class_weights(rows: LabelledRows, kind: str, classes: int) -> Tensor | None:
-    """Weights (classes,) in the loss, 1 on average over the training rows; None if all are 1."""
+    """Weights (classes,) in the loss, 1 on average over the training rows if all classes occur; None if all are 1."""
     if kind == "none":
         return None
     counts = torch.bincount(torch.from_numpy(rows.labels), minlength=classes)
@@ -178,8 +178,10 @@ def initial_plan(config: Config, data: TokenData | LabelledData) -> Plan:
         if config.eval.best_by != "held_out_loss":
             raise InputError("eval.best_by", config.eval.best_by, "is of classifiers; take held_out_loss")
     else:
-        for name in (name for name in ("sgt", "static_loops", "block_loop", "observe") if config.growth.has(name)):
+        for name in (name for name in ("sgt", "observe") if config.growth.has(name)):
             raise InputError("growth.policies", name, "is about the entropy of causal attention; a classifier has none")
+        for name in (name for name in ("static_loops", "block_loop") if config.growth.has(name)):
+            raise InputError("growth.policies", name, "is of language models: classifiers are trained without loops")
     start = Start.of(config)
     if start is not None:
         return start.plan(data)
