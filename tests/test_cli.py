@@ -234,7 +234,7 @@ def test_a_plan_is_written_over_a_plan_alone(call: Call, tmp_path: Path) -> None
     refused(call("plan", "--out", str(text)), "notes.txt", "is there already, and is not a plan")
     assert text.read_text() == "do not lose this"
     (tmp_path / "config.toml").write_text("")
-    refused(call("plan", "--out", str(file)), "plan.json", "is of the run in that folder")
+    refused(call("plan", "--out", str(file)), "plan.json", "is the plan of the run in that folder")
 
 
 def test_a_folder_that_is_not_there_is_one_line(call: Call, tmp_path: Path) -> None:

@@ -53,6 +53,8 @@ RATES: dict[str, Any] = {"rates": [1e-3, 2e-3], "rate_seeds": [9]}
         ({**RATES, "arms": {"a": {"rate_of": "b"}, "b": {"rate_of": "a"}}, "primary": ["a", "b"]}, "arms.a.rate_of",
          "none, as every arm has that of another"),
         ({"train": {"steps": 20}}, "train", "belongs in an arm, a preset"),
+        ({"sweep": {"model.widht": [32, 64]}}, "sweep.model.widht", "did you mean model.width?"),
+        ({"sweep": {"optimizer.decay": [0.5, 7.0]}}, "sweep.optimizer.decay", "must be"),
         ({**RATES, "arms": {"a": {}, "b": {"rate_of": "a"}, "c": {"model.plan": "@b.plan"}}, "primary": ["a", "b"]},
          "arms.b.rate_of", "c takes after it, also while rates are tried"),
         ({"margin": -1}, "margin", "above 0"),

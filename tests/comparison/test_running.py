@@ -304,18 +304,20 @@ def test_another_structure_is_refused_wherever_it_comes_from(done: Path, data: P
 @pytest.mark.parametrize(
     ("ends", "diverged"),
     [
-        (["skipped"] * 10, True),  # as older versions ended
-        (["skipped"] * 5 + ["measured"] + ["skipped"] * 5 + ["checkpoint"], True),
-        (["skipped"] * 9, False),
-        (["measured", "diverged"], True),
-        (["diverged", "resume"], False),
+        ([("skipped", step) for step in range(5, 15)], True),  # as older versions ended
+        ([("skipped", 5), ("measured", 5), *(("skipped", step) for step in range(6, 15)), ("checkpoint", 8)], True),
+        ([("skipped", step) for step in range(5, 14)], False),
+        ([("skipped", step) for step in range(5, 500, 50)], False),  # one now and then
+        ([("measured", 5), ("diverged", 14)], True),
+        ([("diverged", 14), ("resume", 4)], False),
+        ([], False),
     ],
 )
 def test_a_run_that_was_given_up_is_known_by_its_events(
-    done: Path, tmp_path: Path, ends: list[str], diverged: bool
+    done: Path, tmp_path: Path, ends: list[tuple[str, int]], diverged: bool
 ) -> None:
     run = copy_run(RunFolder.open(done / RunKey("plain", 0).path), tmp_path / "run")
-    lines = [json.dumps({"step": 3, "event": event}) + "\n" for event in ["start", *ends]]
+    lines = [json.dumps({"step": step, "event": event}) + "\n" for event, step in [("start", 0), *ends]]
     run.events.write_text("".join(lines))
     assert has_diverged(run) == diverged
 

@@ -181,12 +181,35 @@ def test_too_many_skipped_updates_stop_the_run_and_name_the_last_good_checkpoint
     with pytest.raises(RunError, match=rf"not finite in 3 updates in a row.*{last_good}"):
         train(tiny_config(data, train__max_skipped=3), tmp_path / "run")
     run = RunFolder.open(tmp_path / "run")
-    assert list(run.read(run.events))[-1] == {"step": first + 2, "event": "diverged", "first": first}
+    last = {"step": first + 2, "event": "diverged", "first": first, "not_finite": "updates"}
+    assert list(run.read(run.events))[-1] == last
     with monkeypatch.context() as patch:
         patch.setattr(loop, "Gradients", Gradients)
         resume(tmp_path / "run")
     assert final_tensors(run)["step"] == STEPS
     assert "diverged" not in events(run)
+
+
+def test_an_end_whose_weights_are_not_finite_is_told_as_it_is(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last update was finite; what it left behind is not, and is not saved."""
+    plain, calls = loop.guarded_update, itertools.count(1)
+
+    def poisoned(optimizer: torch.optim.Optimizer, *arguments: Any) -> tuple[Tensor, Tensor]:
+        found = plain(optimizer, *arguments)
+        if next(calls) == STEPS:
+            optimizer.param_groups[0]["params"][0].data.fill_(torch.nan)
+        return found
+
+    monkeypatch.setattr(loop, "guarded_update", poisoned)
+    with pytest.raises(
+        RunError, match=rf"stopped at step {STEPS}: weights, .* not finite.*the last good checkpoint is"
+    ):
+        train(tiny_config(data), tmp_path / "run")
+    run = RunFolder.open(tmp_path / "run")
+    last = {"step": STEPS, "event": "diverged", "first": STEPS, "not_finite": "weights"}
+    assert list(run.read(run.events))[-1] == last
 
 
 def test_skipped_updates_that_are_not_in_a_row_do_not_stop_the_run(

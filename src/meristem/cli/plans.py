@@ -159,8 +159,8 @@ def _check_replaceable(path: Path) -> None:
 
     if not path.is_file():
         return
-    if (path.parent / "config.toml").exists():
-        raise InputError("out", str(path), "is of the run in that folder; must be a file elsewhere")
+    if path.name == "plan.json" and (path.parent / "config.toml").exists():
+        raise InputError("out", str(path), "is the plan of the run in that folder; must be a file elsewhere")
     try:
         Plan.load(path)
     except (InputError, RunError, OSError):

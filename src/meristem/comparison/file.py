@@ -68,6 +68,7 @@ class Arm:
     changes: Mapping[str, Any]
     budget: Budget | None = None
     point: str = ""  # of the grid
+    swept: frozenset[str] = frozenset()  # those of the changes that are the point's
     rate_of: str | None = None  # the arm whose best rate it has, instead of trying rates itself
 
     @property
@@ -292,7 +293,11 @@ def _laid_out(arms: Mapping[str, Arm], points: Sequence[Mapping[str, Any]]) -> d
             for key in (key for key in point if key in arm.changes):
                 raise InputError(f"arms.{arm.name}.{key}", arm.changes[key], "is what sweep says, for all arms alike")
             laid[_at(arm.name, name)] = replace(
-                arm, name=_at(arm.name, name), changes={**point, **arm.changes}, point=name
+                arm,
+                name=_at(arm.name, name),
+                changes={**point, **arm.changes},
+                point=name,
+                swept=frozenset(point),
             )
     return laid
 
@@ -455,10 +460,10 @@ def of_arm(comparison: Comparison, arm: str) -> Iterator[None]:
     try:
         yield
     except InputError as error:
-        changed = error.field in comparison.arms[arm].changes
-        field = f"arms.{arm}.{error.field}" if changed else error.field
-        expected = error.expected if changed else f"{error.expected} (arm {arm})"
-        raise InputError(field, error.value, expected, error.remedy) from None
+        changes, swept = comparison.arms[arm].changes, comparison.arms[arm].swept
+        place = "sweep." if error.field in swept else f"arms.{arm}." if error.field in changes else ""
+        expected = error.expected if place else f"{error.expected} (arm {arm})"
+        raise InputError(place + error.field, error.value, expected, error.remedy) from None
 
 
 def _check_flops(comparison: Comparison, arm: Arm) -> None:

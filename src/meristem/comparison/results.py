@@ -132,10 +132,13 @@ BESIDES = ("growth", "measured", "demand", "checkpoint", "not_saved")  # may com
 
 
 def has_diverged(folder: RunFolder) -> bool:
-    """Whether a run was given up. Those of older versions do not say so: their last updates were all skipped."""
-    told = [event for entry in folder.read(folder.events) if (event := entry.get("event")) not in BESIDES]
-    most = folder.config.train.max_skipped
-    return told[-1:] == ["diverged"] or told[-most:] == ["skipped"] * most
+    """Whether a run was given up. One of an older version does not say so: updates in a row were skipped at its end."""
+    told = [(entry.get("event"), entry["step"]) for entry in folder.read(folder.events)]
+    told = [(event, step) for event, step in told if event not in BESIDES]
+    if not told:
+        return False
+    (last, step), most = told[-1], folder.config.train.max_skipped
+    return last == "diverged" or told[-most:] == [("skipped", step - most + 1 + number) for number in range(most)]
 
 
 def read_result(arm: str, seed: int, folder: RunFolder) -> Result:

@@ -259,7 +259,7 @@ def run_comparison(
 
 
 def _check_first(comparison: Comparison, results: Results, jobs: int, gpus: Sequence[str]) -> None:
-    """Refuse, before hours of other runs, what a run would be refused for: one of each arm and length is looked at."""
+    """Refuse, before hours of other runs, what a run would be refused for: one of each arm and length known by now."""
     seen: set[tuple[str, bool]] = set()
     for key in known_keys(comparison, results):
         kind = key.arm, key.seed in comparison.tuning_seeds

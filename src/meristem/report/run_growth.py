@@ -112,6 +112,6 @@ class RunGrowth:
 
 
 def _identity(event: Event) -> tuple[Any, ...]:
-    """What stays of an event when facts that cannot be are left out."""
+    """By what an event is found again after facts that cannot be were dropped: step, action, layer and plan."""
     known = (event.action, event.layer, event.plan) if isinstance(event, GrowthEvent) else ()
     return event.step, *known

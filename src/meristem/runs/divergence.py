@@ -23,7 +23,7 @@ class Diverged(RunError):
         skipped = f"loss or gradient were not finite in {count} in a row (all skipped, weights unchanged)"
         unsaved = "weights, or what the optimizer keeps of them, are not finite, so the end of the run is not saved"
         super().__init__(f"stopped at step {last}: {unsaved if weights else skipped}")
-        self.first, self.last = first, last
+        self.first, self.last, self.weights = first, last, weights
 
 
 @dataclass(frozen=True)

@@ -112,8 +112,14 @@ def go_back(folder: RunFolder, config: Config, diverged: Diverged, peers: Proces
         if good is not None:
             found = f"the last good checkpoint is {folder.checkpoints / checkpoint_name(step)}"
         if peers.first:
-            Log(folder.events).append({"step": diverged.last, "event": "diverged", "first": diverged.first})
-        tried = f" after {len(rewinds)} rewinds" if rewinds else "; train.on_divergence = rewind would pass over them"
+            what = "weights" if diverged.weights else "updates"
+            event = {"step": diverged.last, "event": "diverged", "first": diverged.first, "not_finite": what}
+            Log(folder.events).append(event)
+        tried = (
+            f" after {len(rewinds)} rewinds"
+            if rewinds
+            else "; train.on_divergence = rewind would pass over these batches"
+        )
         raise RunError(f"{diverged}{tried}; {found}") from None
     first, last = (batch_number(update - 1, rewinds) for update in (diverged.first, diverged.last))
     rewind = Rewind(diverged.last, step, first, last + 1)

@@ -87,12 +87,15 @@ def _check_keys(config: Config, plan: Plan) -> None:
 def _check_growth(config: Config, name: str, plan: Plan) -> None:
     """Refuse a run in which no head could be born or leave."""
     policy = config.policy(name)
-    plan = policy.prepare(plan)
+    given, plan = plan, policy.prepare(plan)
     prunes = config.growth.has("prune") or getattr(policy, "prune", False)
     if 0 < policy.max_heads <= min(plan.heads) and (max(plan.heads) == 1 or not prunes):
         expected = f"must be above the heads that every layer has at the start, {min(plan.heads)}, or 0 for no limit"
         raise InputError(f"growth.{name}.max_heads", policy.max_heads, expected)
-    if policy.start_heads and len(full_layers(plan, 0)) == len(plan.layers) and not prunes:
+    if len(full_layers(plan, 0)) == len(plan.layers) and not prunes:
+        if len(full_layers(given, 0)) == len(given.layers):
+            field = "model.plan" if config.model.plan else "model.start_from"
+            raise InputError(field, config[field], "has as many heads in every layer as it may have: none can be born")
         expected = f"must be below {max(plan.heads)}, the most that a layer can have, for a head to be born"
         raise InputError(f"growth.{name}.start_heads", policy.start_heads, expected)
     if budget := getattr(policy, "budget", None):

@@ -164,6 +164,10 @@ def test_what_is_spent_is_counted_at_the_cost_of_its_time() -> None:
     state = policy.moved(policy.begin(plan), 19, deeper, Moves((0, None)))
     found = policy.decide(state, 20, deeper, {policy.gauge: 3.0}).state
     assert found.spent == 19 * cost(1) + cost(2)
+    older = replace(policy.begin(plan), each=0)  # as one is loaded that does not know it
+    assert policy.decide(older, 20, plan, {policy.gauge: 3.0}).state.spent == 20 * cost(1)
+    found = policy.decide(policy.moved(older, 19, deeper, Moves((0, None))), 20, deeper, {policy.gauge: 3.0}).state
+    assert found.spent == 20 * cost(2)
 
 
 def test_it_asks_for_the_loss_only_while_blocks_are_to_come() -> None:

@@ -60,6 +60,8 @@ class DepthState:
 
     def at(self, step: int) -> DepthState:
         """The state after so many updates, all since the last count with the present structure."""
+        if not self.each:  # written by an older version, which did not know it: counted at the next decision
+            return self
         return replace(self, spent=self.spent + (step - self.counted) * self.each, counted=step)
 
 
@@ -145,8 +147,7 @@ class Depth(Policy):
         loss = readings[self.gauge]
         losses = (*state.losses, (step, loss)) if math.isfinite(loss) else state.losses
         losses = tuple(entry for entry in losses if entry[0] >= max(FIRST, step / WINDOW))
-        if not state.each:  # written by an older version
-            state = replace(state, each=_cost(plan))
+        state = replace(state, each=state.each or _cost(plan))
         state = replace(state.at(step), losses=losses)
         edits = stacked(plan, min(2 * len(plan.layers), len(plan.target)))
         outlook = self.outlook(state, plan, reduce(lambda had, edit: edit.apply(had), edits, plan))

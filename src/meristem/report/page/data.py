@@ -160,7 +160,7 @@ def _status(folder: RunFolder, lifetime: Sequence[Entry], last_step: int, steps:
     elif kinds[-1] == "stopped":
         word, text = "stopped", f"Stopped at {so_far}; `meristem resume` goes on from there"
     elif kinds[-1] == "diverged":
-        word, text = "diverged", f"Given up at {so_far}: updates were not finite"
+        word, text = "diverged", f"Given up at {so_far}: the run diverged"
     else:
         written = max((log.stat().st_mtime for log in folder.logs if log.is_file()), default=0.0)
         at = datetime.fromtimestamp(written, UTC).strftime("%Y-%m-%d %H:%M UTC")

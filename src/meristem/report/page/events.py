@@ -126,7 +126,8 @@ def _run_text(kind: str, entry: Entry) -> str:
     if kind == "stopped":
         return f"stopped by signal {entry.get('signal')}"
     if kind == "diverged":
-        return f"given up: from step {entry.get('first')} on updates were not finite"
+        what = "weights" if entry.get("not_finite") == "weights" else "updates"
+        return f"given up: {what} were not finite from step {entry.get('first')} on"
     if kind == "not_saved":
         return f"not saved: {entry.get('tensor')} was not finite"
     return "the run ended"
