@@ -194,10 +194,10 @@ def test_an_end_whose_weights_are_not_finite_is_told_as_it_is(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The last update was finite; what it left behind is not, and is not saved."""
-    plain, calls = loop.guarded_update, itertools.count(1)
+    calls = itertools.count(1)
 
     def poisoned(optimizer: torch.optim.Optimizer, *arguments: Any) -> tuple[Tensor, Tensor]:
-        found = plain(optimizer, *arguments)
+        found = guarded_update(optimizer, *arguments)
         if next(calls) == STEPS:
             optimizer.param_groups[0]["params"][0].data.fill_(torch.nan)
         return found
