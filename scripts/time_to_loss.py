@@ -2,10 +2,11 @@
 
     python scripts/time_to_loss.py lines.jsonl --baseline full
 
-reads what `scripts/runs.py` wrote. Names are ARM-LENGTH-SEED; seeds are paired. For every length of the baseline the
-table says what each arm had lost at its own run of that place (its shortest beside the shortest, and so on), and the
-share of the baseline's seconds after which the arm has the baseline's loss. That share is read off the arm's own runs:
-its loss is taken to be straight in the logarithm of its seconds between two lengths, and beyond the last.
+reads what `scripts/runs.py` wrote. Names are ARM-LENGTH-SEED, where a length is that of the baseline's run beside it;
+seeds are paired. For every length the table says how far each arm is from the baseline, and the share of the
+baseline's seconds after which the arm has the baseline's loss. That share is read off the arm's own runs of a seed,
+where it has all lengths: its loss is taken to be straight in the logarithm of its seconds between two lengths, and
+beyond the last.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ def seconds_to(loss: float, runs: Sequence[Run]) -> float:
 
 def interval(values: Sequence[float]) -> str:
     if len(values) < 2:
-        return f"{values[0]:.3f}"
+        return f"{values[0]:.3f}" if values else "-"
     found = paired_difference(values, [0.0] * len(values))
     return f"{found.mean:.3f} [{found.low:.3f}, {found.high:.3f}]"
 
@@ -52,18 +53,16 @@ def main() -> None:
     base = runs.pop(given.baseline)
     print("| arm | length | share of its seconds | loss minus the baseline's | its share of seconds to that loss |")
     print("|---|---|---|---|---|")
+    lengths = sorted({length for seed in base.values() for length in seed})
     for arm, seeds in runs.items():
-        lengths = sorted(next(iter(base.values())))
-        for place, length in enumerate(lengths):
+        for length in lengths:
             shares, differences, times = [], [], []
-            for seed in sorted(set(seeds) & set(base)):
+            for seed in sorted(seed for seed in {*seeds} & {*base} if length in seeds[seed] and length in base[seed]):
                 own = [seeds[seed][one] for one in sorted(seeds[seed])]
-                if len(own) != len(lengths) or len(base[seed]) != len(lengths):
-                    continue
                 seconds, loss = base[seed][length]
-                times.append(own[place][0] / seconds)
-                differences.append(own[place][1] - loss)
-                if len(own) > 1:
+                times.append(seeds[seed][length][0] / seconds)
+                differences.append(seeds[seed][length][1] - loss)
+                if len(own) == len(lengths) > 1:
                     shares.append(seconds_to(loss, own) / seconds)
             if times:
                 print(f"| {arm} | {length} | {interval(times)} | {interval(differences)} | {interval(shares)} |")
