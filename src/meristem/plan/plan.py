@@ -453,10 +453,10 @@ class Plan:
 
         >>> print(plan.table())
         layers  heads  head dim  kv heads  run again  parameters  MFLOP/token  KV bytes
-           0-1      4         8         4          -      13,376         0.03       128
+           0-1      4         8         4          -      13,376       0.0277       128
         (each line is one layer's cost, for the layers named)
         width 32, vocabulary 100, context 16, feed-forward 96
-        parameters 29,984 in all; forward 0.1 MFLOP/token causal, 0.1 full square; training three times that
+        parameters 29,984 in all; forward 0.0618 MFLOP/token causal, 0.0637 full square; training three times that
         softmax elements 2,048 per sequence; KV cache 256 bytes/token
         plan 19b6b62f8d44
         """
