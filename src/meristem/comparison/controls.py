@@ -6,16 +6,8 @@ from dataclasses import dataclass
 
 from meristem.errors import InputError
 from meristem.gauges.gauge import Gauge
-from meristem.growth.births import (
-    FULL,
-    birth,
-    check_growable,
-    check_limits,
-    full_layers,
-    head_facts,
-    prepared_heads,
-)
-from meristem.growth.policy import Change, Decision, Policy, Readings, check_types
+from meristem.growth.births import FULL, Births, birth, check_limits, full_layers, head_facts
+from meristem.growth.policy import Change, Decision, Readings, check_types
 from meristem.moves import Moves
 from meristem.plan import Plan
 
@@ -23,7 +15,7 @@ LAID_DOWN = "a birth was laid down for now"
 
 
 @dataclass(frozen=True)
-class BirthsAt(Policy):
+class BirthsAt(Births):
     """Heads are born after so many updates in the layers named, and are drawn at random.
 
     With the births of another run that tells what the directions were worth that its heads began with; with the same
@@ -43,13 +35,6 @@ class BirthsAt(Policy):
             raise InputError("layers", self.layers, f"must be one for each of the {len(self.times)} times")
         if list(self.times) != sorted(self.times) or any(time < 1 for time in self.times):
             raise InputError("times", self.times, "must be updates in their order, from 1 on")
-
-    def prepare(self, plan: Plan) -> Plan:
-        """The plan with `start_heads` in every layer, and what it had as ceilings."""
-        return prepared_heads(plan, self.start_heads)
-
-    def check(self, plan: Plan) -> None:
-        check_growable(plan)
 
     def begin(self, plan: Plan) -> list[int]:
         """The layers of all births, as they are numbered now."""

@@ -173,11 +173,12 @@ def read_comparison(
     data: Mapping[str, Any], path: Path, preset: str | None = None, overrides: Sequence[str] = ()
 ) -> Comparison:
     """The comparison that the tables of a file describe; `path` is the file, beside which its configuration lies."""
-    if {entry.name for entry in fields(Config)} & {*data} and not {*KEYS} & {*data}:
+    sections = {entry.name for entry in fields(Config)}
+    if sections & {*data} and not {*KEYS} & {*data}:
         instead = f"a comparison is a file of its own, with config = {path.name!r} and arms"
         raise InputError("arms", None, f"must be tables [arms.NAME]: {path.name} is a configuration; {instead}")
     for key in data:
-        if key in {entry.name for entry in fields(Config)}:
+        if key in sections:
             raise InputError(key, data[key], "belongs in an arm, a preset, or the configuration that config names")
         if key not in KEYS:
             raise InputError(key, data[key], f"unknown key of a comparison; did you mean {nearest(key, KEYS)}?")

@@ -403,7 +403,7 @@ def threads_of(side_by_side: int) -> int:
 
 def _ended(run: Running, out: Path) -> Result:
     """The result of a run whose process has ended, or an error with what it said last."""
-    if (out / run.key.path / "config.toml").is_file():
+    if _is_begun(out, run.key):
         folder = RunFolder.open(out / run.key.path)
         if is_finished(folder) or has_diverged(folder):
             return read_result(run.key.arm, run.key.seed, folder)

@@ -73,6 +73,18 @@ class Births(Policy):
     """What the policies that give birth to heads have in common; their settings are fields of their own."""
 
     start_heads: int
+
+    def prepare(self, plan: Plan) -> Plan:
+        """The plan with `start_heads` in every layer, and what it had as ceilings."""
+        return prepared_heads(plan, self.start_heads)
+
+    def check(self, plan: Plan) -> None:
+        check_growable(plan)
+
+
+class EndingBirths(Births):
+    """Births that end after a part of the run, or so many updates."""
+
     last_birth: float
     total_steps: int
 
@@ -85,13 +97,6 @@ class Births(Policy):
         if self.last_birth > 1:  # in updates
             return self
         return replace(self, last_birth=float(max(2, ahead.step_of(self.last_birth))))  # type: ignore[type-var]
-
-    def prepare(self, plan: Plan) -> Plan:
-        """The plan with `start_heads` in every layer, and what it had as ceilings."""
-        return prepared_heads(plan, self.start_heads)
-
-    def check(self, plan: Plan) -> None:
-        check_growable(plan)
 
 
 def birth(

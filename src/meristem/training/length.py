@@ -10,6 +10,7 @@ from meristem.config import Config
 from meristem.errors import InputError
 from meristem.growth.policy import Ahead
 from meristem.plan import Plan
+from meristem.settings import LARGEST
 from meristem.training.optimizer import learning_rate
 from meristem.training.tasks import Task
 
@@ -62,8 +63,8 @@ def with_steps(config: Config, needed: int) -> Config:
     if flops < needed:
         raise InputError("train.flops", flops, f"is less than one update needs, {needed:.3g}")
     steps = int(flops) // needed
-    if steps >= 2**63:
-        raise InputError("train.flops", flops, f"must be below {2.0**63 * needed:.3g}, those of 2^63 updates")
+    if steps >= LARGEST:
+        raise InputError("train.flops", flops, f"must be below {float(LARGEST * needed):.3g}, those of 2^63 updates")
     growth = replace(config.growth, steps=steps) if config.growth.policies else config.growth
     return replace(config, train=replace(config.train, steps=steps), growth=growth)
 

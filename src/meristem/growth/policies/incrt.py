@@ -21,7 +21,7 @@ from meristem.growth.births import (
     FULL,
     SPENT,
     BirthBudget,
-    Births,
+    EndingBirths,
     RelativeDemand,
     birth,
     check_limits,
@@ -75,7 +75,7 @@ class DemandJudgement:
 
 
 @dataclass(frozen=True)
-class Incrt(Births):
+class Incrt(EndingBirths):
     """When heads are born: where the demand of a layer is certain, large and steady. Times are updates.
 
     `last_birth` is a part of the run up to 1, updates above. `docs/configuration.md` says what each field means, under

@@ -17,7 +17,7 @@ from meristem.gauges.redundancy import HeadStandIn
 from meristem.gauges.training_progress import TrainingLoss
 from meristem.growth.births import (
     FULL,
-    Births,
+    EndingBirths,
     RelativeDemand,
     birth,
     check_limits,
@@ -62,7 +62,7 @@ class PublishedJudgement:
 
 
 @dataclass(frozen=True)
-class Published(Births):
+class Published(EndingBirths):
     """When heads are born and leave, as published. Times are updates.
 
     The published loop decides at every feed and layer by layer, with no cool-down: there, several layers may change

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Self
 from meristem.errors import InputError
 from meristem.gauges.gauge import Gauge
 from meristem.growth.births import (
-    Births,
+    EndingBirths,
     birth,
     check_limits,
     full_layers,
@@ -40,7 +40,7 @@ class RandomJudgement:
 
 
 @dataclass(frozen=True)
-class RandomBirths(Births):
+class RandomBirths(EndingBirths):
     """Gives `births` heads to random layers at random decisions, from `warm_up` to `last_birth`, drawn once by seed.
 
     >>> RandomBirths(births=2, total_steps=5000, start_heads=1).prepare(plan).heads
