@@ -6,5 +6,5 @@
 set -u
 MPS=1 bash results/2026-11-17-verdicts/gpu.sh sgt-51m-first 4 "$1"
 python3 results/2026-11-17-verdicts/chosen.py "$OUT/sgt-51m.jsonl"
-cp /tmp/prism-small/lines.jsonl "$OUT/prism-small.jsonl"
+for file in /tmp/*-small*/lines.jsonl; do cp "$file" "$OUT/$(basename "$(dirname "$file")").jsonl"; done
 wc -l "$OUT"/*.jsonl

@@ -1,6 +1,7 @@
 """The configuration of a run: frozen dataclasses, read from TOML, overridden from the command line."""
 
 from meristem.config.growth import GrowthConfig
+from meristem.config.idle import idle_settings
 from meristem.config.reading import (
     RESUMABLE,
     Config,
@@ -47,6 +48,7 @@ __all__ = [
     "check_resumable",
     "flatten",
     "foreign_tables",
+    "idle_settings",
     "known_values",
     "load_config",
     "override",

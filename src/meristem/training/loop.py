@@ -15,8 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from meristem import __version__
-from meristem.config import Config
-from meristem.config.growth import table_name
+from meristem.config import Config, idle_settings
 from meristem.data import LabelledData, TokenData
 from meristem.devices import autocast, compute_dtype, describe_device, keep_freed_memory
 from meristem.errors import RunError, shortened
@@ -131,12 +130,10 @@ class Trainer:
 
     @property
     def warnings(self) -> list[str]:
-        """Settings of growth that have no effect in this run."""
-        growth = self.config.growth
-        idle = [f"growth.{name}" for name in growth.tables if name not in map(table_name, growth.policies)]
-        unused = [f"{', '.join(idle)}: of no use, as growth.policies does not name it"] if idle else []
+        """Settings that have no effect in this run."""
         policies = {} if self.grower is None else self.grower.policies
-        return unused + [f"growth.{name}.{text}" for name, policy in policies.items() for text in policy.warnings]
+        idle = [f"growth.{name}.{text}" for name, policy in policies.items() for text in policy.warnings]
+        return idle_settings(self.config, classifier=self.plan.classes is not None) + idle
 
     @property
     def plan(self) -> Plan:
