@@ -6,10 +6,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from meristem.comparison.ended import finished_runs
 from meristem.comparison.file import Comparison, read_comparison
 from meristem.comparison.planning import RunKey, Waiting, configuration, known_keys
 from meristem.comparison.results import Result
-from meristem.comparison.running import finished_runs
 from meristem.config import build_config
 from meristem.training.train import train
 from training.helpers import TINY

@@ -14,23 +14,14 @@ import pytest
 
 from comparison.helpers import base_file, result, tables, trained
 from meristem.comparison.analysis import analyse
+from meristem.comparison.ended import as_begun, describe_lines, finished_runs
 from meristem.comparison.file import Comparison, read_comparison
 from meristem.comparison.lines import Begun, add_line, append_line, read_lines
 from meristem.comparison.planning import RunKey, configuration
+from meristem.comparison.processes import free_gpu, launched_jobs, threads_of, visible_gpus
 from meristem.comparison.record import show
 from meristem.comparison.results import has_diverged, read_result
-from meristem.comparison.running import (
-    Slowest,
-    as_begun,
-    check_room,
-    describe_lines,
-    finished_runs,
-    free_gpu,
-    launched_jobs,
-    run_comparison,
-    threads_of,
-    visible_gpus,
-)
+from meristem.comparison.running import Slowest, check_room, run_comparison
 from meristem.config import check_resumable
 from meristem.errors import InputError, RunError
 from meristem.runs.run_folder import RunFolder
@@ -288,7 +279,7 @@ def test_runs_of_other_devices_or_more_side_by_side_do_not(device: str, jobs: in
 def test_runs_have_no_more_threads_than_the_environment_says(
     monkeypatch: pytest.MonkeyPatch, given: str | None, threads: list[int]
 ) -> None:
-    monkeypatch.setattr("meristem.comparison.running.usable_cores", lambda: 8)
+    monkeypatch.setattr("meristem.comparison.processes.usable_cores", lambda: 8)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     if given is not None:
         monkeypatch.setenv("OMP_NUM_THREADS", given)

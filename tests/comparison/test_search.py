@@ -12,6 +12,7 @@ import pytest
 
 from comparison.helpers import comparison, result, trained
 from meristem.comparison.analysis import analyse
+from meristem.comparison.ended import finished_runs
 from meristem.comparison.file import Comparison
 from meristem.comparison.planning import (
     RunKey,
@@ -27,7 +28,7 @@ from meristem.comparison.planning import (
 )
 from meristem.comparison.record import show
 from meristem.comparison.results import Result
-from meristem.comparison.running import finished_runs, run_comparison
+from meristem.comparison.running import run_comparison
 from meristem.comparison.search import FIRST, Range, Search, suggested
 from meristem.errors import RunError
 from meristem.runs.run_folder import RunFolder

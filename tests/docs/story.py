@@ -79,7 +79,7 @@ class Story:
         monkeypatch.setattr("meristem.data.stdlib_files", lambda: props.library)
         monkeypatch.setattr(Server, "serve_forever", _served_once)
         processes = SimpleNamespace(Popen=self._process, DEVNULL=None)
-        monkeypatch.setattr("meristem.comparison.running.subprocess", processes)
+        monkeypatch.setattr("meristem.comparison.processes.subprocess", processes)
 
     def run(self, block: Block, left_out: Callable[[str], bool]) -> None:
         """Run a block, without the commands that are `left_out`."""

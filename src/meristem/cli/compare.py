@@ -45,10 +45,11 @@ def compare_command(
     """
     show_log("stderr")
     from meristem.comparison.analysis import reported
+    from meristem.comparison.ended import describe_lines, finished_runs
     from meristem.comparison.file import load_comparison
     from meristem.comparison.lines import read_lines
     from meristem.comparison.record import show
-    from meristem.comparison.running import describe_lines, finished_runs, run_comparison
+    from meristem.comparison.running import run_comparison
     from meristem.comparison.tables import summary
     from meristem.files import absolute, write_atomically
     from meristem.report.page.comparison import comparison_page

@@ -12,9 +12,10 @@ from typing import Any
 
 from meristem import __version__
 from meristem.comparison.analysis import Analysis, analyse, facts_of
+from meristem.comparison.ended import NO_LINES, Lines
 from meristem.comparison.file import Comparison
 from meristem.comparison.planning import Results, Waiting, trial_settings, tuning_keys, tuning_score
-from meristem.comparison.running import NO_LINES, Lines, jobs_of_runs
+from meristem.comparison.processes import jobs_of_runs
 from meristem.comparison.tables import markdown
 from meristem.files import read_json, write_atomically
 

@@ -1,0 +1,126 @@
+"""Runs of a comparison that have ended before: here, by their folders, or elsewhere, by their lines."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+from meristem.comparison.file import Comparison
+from meristem.comparison.lines import Begun, Line
+from meristem.comparison.planning import (
+    Lost,
+    Results,
+    RunKey,
+    Waiting,
+    check_measure,
+    configuration,
+    data_digest,
+    known_keys,
+    possible_keys,
+    starting_plan_of,
+)
+from meristem.comparison.results import Result, has_diverged, is_finished, lost_result, read_result
+from meristem.config import Config, check_resumable, known_values
+from meristem.errors import InputError
+from meristem.runs.origin import first_difference
+from meristem.runs.run_folder import RunFolder
+from meristem.training.length import as_found
+from meristem.wording import counted
+
+Lines = Mapping[str, Line]  # by the path of the run below the folder of the comparison
+NO_LINES: Lines = {}
+
+
+def finished_runs(comparison: Comparison, out: Path, lines: Lines = NO_LINES) -> dict[RunKey, Result]:
+    """The results of all runs that are done, here or, by their lines, elsewhere.
+
+    One that was trained otherwise than the file says now is refused.
+    """
+    check_measure(comparison)
+    results: dict[RunKey, Result] = {}
+    while True:
+        before = len(results)
+        some_diverged = any(result.diverged for result in results.values())
+        for key in known_keys(comparison, results):
+            if key in results or not (is_begun(out, key) or str(key.path) in lines or some_diverged):
+                continue
+            with suppress(Waiting):
+                if (result := ended_before(comparison, key, out, results, lines)) is not None:
+                    results[key] = result
+        if len(results) == before:  # one that is done may be what others take after
+            return results
+
+
+def describe_lines(comparison: Comparison, lines: Lines) -> str:
+    """How many runs lines were read of, and how many of these are of no use, as the comparison does not have them."""
+    possible = {str(key.path) for key in possible_keys(comparison)}
+    others = [run for run in lines if run not in possible]
+    told = f"; {len(others)} of them not of this comparison, such as {others[0]}" if others else ""
+    return f"lines of {counted(len(lines), 'run')} read{told}"
+
+
+def ended_before(comparison: Comparison, key: RunKey, out: Path, results: Results, lines: Lines) -> Result | None:
+    """The result of a run that is done, or can never be; None of one that is to be made."""
+    try:
+        return _finished(key, out, configuration(comparison, key, results), lines.get(str(key.path)))
+    except Lost:
+        return lost_result(key.arm, key.seed)
+
+
+def is_begun(out: Path, key: RunKey) -> bool:
+    """Whether there is a folder of the run."""
+    return (out / key.path / "config.toml").is_file()
+
+
+def result_of(key: RunKey, folder: RunFolder) -> Result | None:
+    """The result of a run that has come to its end, or was given up; None of one that has not."""
+    return read_result(key.arm, key.seed, folder) if is_finished(folder) or has_diverged(folder) else None
+
+
+def _finished(key: RunKey, out: Path, config: Config, line: Line | None) -> Result | None:
+    """The result of a run that has ended; one that was begun with another configuration is refused by the key."""
+    if is_begun(out, key):
+        folder = RunFolder.open(out / key.path)
+        _check_alike(Begun.at(folder.path), config)
+        if (result := result_of(key, folder)) is not None:
+            return result
+    if line is None:
+        return None
+    _check_alike(line.begun, config)
+    return line.result
+
+
+def _check_alike(begun: Begun, config: Config) -> None:
+    """Refuse a run that began otherwise than the file says now; other data first, from which more may follow."""
+    if begun.data != data_digest(config):
+        raise begun.refused("data.path", config.data.path, "was trained on other data")
+    _check_structure(begun, config)
+    try:
+        check_resumable(begun.config, as_begun(begun.config, config))
+    except InputError as error:
+        why = f"was trained with {begun.config[error.field]!r}"
+        raise begun.refused(error.field, error.value, why) from None
+
+
+def _check_structure(begun: Begun, config: Config) -> None:
+    """Refuse a run that began with another structure; where the file that names it lies does not matter."""
+    if (field := first_difference(starting_plan_of(config), begun.plan)) is not None:
+        if config.growth.has("depth") and config["growth.depth.start_layers"] is None:
+            blocks = counted(len(begun.plan.layers), "block")
+            raise begun.refused("growth.depth.start_layers", None, f"began with {blocks}, which can be named")
+        named = [key for key, value in known_values(config).items() if key.endswith((".plan", ".like")) and value]
+        key = named[0] if named else f"plan.{field}"
+        raise begun.refused(key, config[key] if named else None, f"began with another structure ({field})")
+
+
+def as_begun(began: Config, config: Config) -> Config:
+    """The configuration with the plan file that a run began with: its structure has been compared, not its place.
+
+    Likewise with the updates that it found out its FLOPs to suffice for.
+    """
+    config = as_found(config, began)
+    if began.model.plan is None or config.model.plan is None:
+        return config
+    return replace(config, model=replace(config.model, plan=began.model.plan))
