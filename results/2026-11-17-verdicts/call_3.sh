@@ -16,4 +16,7 @@ if grep -q "16/16" "$OUT/prism-51m-whole-progress.txt" && [ $left -gt 40 ]; then
     cp /dev/shm/final-354m.jsonl "$OUT"
 fi
 for file in /tmp/*-small*/lines.jsonl; do cp "$file" "$OUT/$(basename "$(dirname "$file")").jsonl"; done
+cat /tmp/deeper/*.jsonl > "$OUT/rule-test-deeper.jsonl" 2> /dev/null
 wc -l "$OUT"/*.jsonl
+# No more than eight files come back: all in one.
+tar -C "$OUT" -czf /tmp/all.tar.gz . && rm -rf "$OUT"/* && mv /tmp/all.tar.gz "$OUT"
