@@ -57,7 +57,8 @@ UNUSUAL: dict[str, Any] = {
     "optimizer.curve": "wsd", "optimizer.decay": 0.3, "optimizer.momentum": 0.9,
     "optimizer.warmup": 0.1, "optimizer.final": 0.0, "optimizer.beta1": 0.8, "optimizer.beta2": 0.99,
     "optimizer.eps": 1e-9, "optimizer.weight_decay": 0.01, "optimizer.clip": 0.0, "eval.every": 3,
-    "eval.windows": 2, "eval.batch": 1, "eval.best_by": "accuracy", "eval.patience": 4, "checkpoint.every": 0,
+    "data.held_back": 3, "eval.windows": 2, "eval.batch": 1, "eval.best_by": "accuracy", "eval.patience": 4,
+    "checkpoint.every": 0,
     "checkpoint.keep": 9, "checkpoint.keep_best": True, "log.every": 2,
     "log.trackers": ["wandb", "tensorboard"], "growth.policies": ["prune", "stack"],
 }  # fmt: skip

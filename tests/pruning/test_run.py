@@ -32,6 +32,7 @@ from meristem.runs.run_folder import RunFolder, load_run
 from meristem.training import loop
 from meristem.training.loop import Outcome
 from meristem.training.optimizer import guarded_update
+from meristem.training.tasks import make_task
 from meristem.training.train import resume, train
 from training.helpers import CPU, EAGER_HEADS, STEPS, tiny_config, trained
 
@@ -158,8 +159,6 @@ def test_the_rows_set_aside_are_never_trained_on_or_reported(whole: RunFolder) -
     def windows(batches: object) -> set[bytes]:
         return {row.numpy().tobytes() for tokens, _ in batches for row in tokens}  # type: ignore[attr-defined]
 
-    from meristem.training.tasks import make_task
-
     task = make_task(source.config, source.checkpoint.plan, source.data, fixed=False)
     trained_on = {
         np.ascontiguousarray(row).tobytes() for step in range(STEPS, STEPS + 5) for row in task.batch(step, 0, 1)[0]
@@ -172,6 +171,21 @@ def test_the_rows_set_aside_are_never_trained_on_or_reported(whole: RunFolder) -
     assert not (aside | shown) & reported
     with pytest.raises(InputError, match="repair"):
         pruning_rows(source, PruneSettings(repair=10_000), CPU)
+
+
+def test_rows_that_a_run_holds_back_are_set_aside_and_stay_so(data: Path, tmp_path: Path) -> None:
+    """They are the only ones that a run over several epochs has not been trained on."""
+    run = trained(data, tmp_path / "run", data__held_back=24, train__steps=4)
+    source, settings = open_source(run.path, device="cpu"), PruneSettings(keep=0.5, repair=3, sequences=16)
+    task = make_task(source.config, source.checkpoint.plan, source.data, fixed=False)
+    held_back = {row.tobytes() for number in range(24) for row in task.held_back_batch(number, 0, 1)[0]}
+    assert len(held_back) == 24
+    aside = {row.numpy().tobytes() for tokens, _ in pruning_rows(source, settings, CPU).aside for row in tokens}
+    assert len(aside) == 16
+    assert aside <= held_back
+    made = prune_run(run.path, tmp_path / "out", replace(settings, tolerance=math.inf), device="cpu")
+    assert RunFolder.open(made.folder).config.data.held_back == 24
+    pruning_rows(source, replace(settings, repair=10_000), CPU)  # no repair can see them
 
 
 def test_a_repair_that_ends_above_the_tolerance_takes_heads_back(

@@ -20,7 +20,7 @@ from meristem.errors import InputError
 from meristem.model import Classifier
 from meristem.runs.checkpoint import list_checkpoints, load_checkpoint
 from meristem.runs.run_folder import RunFolder, load_run
-from meristem.training.tasks import ClassificationTask, LanguageTask, initial_plan, make_task
+from meristem.training.tasks import ClassificationTask, LanguageTask, held_back_rows, initial_plan, make_task
 from meristem.training.train import resume, train
 
 from .helpers import (
@@ -80,6 +80,39 @@ def test_rows_are_held_back_where_births_by_demand_see_rows_again(kind: str, req
     assert not kept & trained_on
     assert kept | trained_on == rows(plain.batch)
     assert grown.steps_per_epoch < plain.steps_per_epoch
+
+
+@pytest.mark.parametrize("kind", ["labelled", "data"])
+def test_any_run_can_do_without_the_rows_that_one_with_births_does_without(
+    kind: str, request: pytest.FixtureRequest
+) -> None:
+    """So that both train on the same rows, in the same order."""
+    path: Path = request.getfixturevalue(kind)
+
+    def task(**changes: Any) -> Any:
+        config, opened = tiny_config(path, train__steps=1000, **changes), open_data(path)
+        return make_task(config, initial_plan(config, opened), opened, fixed=False)
+
+    grown = task(growth__policies=("incrt",), **EAGER_BIRTHS)
+    plain = task(data__held_back=grown.held_back)
+    assert plain.held_back == grown.held_back > 0
+    for step in (0, 7, 999):
+        for mine, theirs in zip(plain.batch(step, 0, 1), grown.batch(step, 0, 1), strict=True):
+            assert np.array_equal(mine, theirs)
+    more = task(growth__policies=("incrt",), data__held_back=grown.held_back + 1, **EAGER_BIRTHS)
+    assert more.held_back == grown.held_back + 1
+    with pytest.raises(InputError, match=r"data\.held_back = 1000000: must be below"):
+        task(data__held_back=1_000_000)
+
+
+def test_a_branch_does_without_the_rows_that_its_trunk_does_without(labelled: Path) -> None:
+    """Also where it is so long, or so short, that a run of its own would decide otherwise."""
+    opened = LabelledData.open(labelled)
+    rows, growing = len(opened.split("train")), {"growth__policies": ("incrt",), **EAGER_BIRTHS}
+    for clock, steps in ((1000, 1), (17, 1000)):
+        own = tiny_config(labelled, train__steps=clock, **growing)
+        branch = tiny_config(labelled, train__steps=steps, growth__steps=clock, **growing)
+        assert held_back_rows(branch, rows) == held_back_rows(own, rows)
 
 
 # --- what every run promises ------------------------------------------------------------------------------------------

@@ -67,7 +67,7 @@ class Config:
     def __post_init__(self) -> None:
         minimums = {
             "train.steps": 1, "train.batch_size": 1, "train.max_skipped": 1, "train.max_rewinds": 1,
-            "eval.every": 0, "eval.windows": 1, "eval.patience": 0,
+            "data.held_back": 0, "eval.every": 0, "eval.windows": 1, "eval.patience": 0,
             "eval.rows": 0, "eval.batch": 1, "checkpoint.every": 0, "checkpoint.keep": 1, "log.every": 1,
         }  # fmt: skip
         for name, minimum in minimums.items():

@@ -77,6 +77,7 @@ class DataConfig:
 
     path: str = "data"
     seed: int = 0
+    held_back: int = 0  # rows, or windows, of the training data that are not trained on; policies measure on them
     class_weights: ClassWeights = "none"  # of a classifier's loss; balanced: classes count alike, whatever their rows
 
 

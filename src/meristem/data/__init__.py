@@ -7,7 +7,15 @@ from meristem.data.labelled.prepare_labelled import default_cut, findings_notes,
 from meristem.data.labelled.recipe import Recipe
 from meristem.data.labelled.rows import Columns, read_rows, read_texts
 from meristem.data.progress import PreparationProgress, shown_progress
-from meristem.data.sampler import RowSampler, Sampler, batch, evaluation_windows, padded_length, row_batch
+from meristem.data.sampler import (
+    RowSampler,
+    Sampler,
+    batch,
+    evaluation_windows,
+    held_apart,
+    padded_length,
+    row_batch,
+)
 from meristem.data.text.corpus import BadPlace, Document, find_files, read_documents, stdlib_files
 from meristem.data.text.prepare import held_out_warning, prepare
 from meristem.data.text.shards import Index, Shard, Split, TokenData, TokenizerFacts, TokenStream
@@ -49,6 +57,7 @@ __all__ = [
     "find_files",
     "findings_notes",
     "findings_warnings",
+    "held_apart",
     "held_out_warning",
     "load_tokenizer",
     "open_data",

@@ -7,7 +7,8 @@ used, not a random generator of a library, so the order is the same for ever.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -79,6 +80,15 @@ class RowSampler:
     def rows(self, step: int, rank: int = 0, world: int = 1) -> NDArray[np.int64]:
         """The rows of this rank's share of batch `step`, shape (batch_size / world,)."""
         return _shuffled(self.count, self.part, self.batch_size, self.seed, step, rank, world)
+
+
+S = TypeVar("S", Sampler, RowSampler)
+
+
+def held_apart(sampler: S, held_back: int) -> tuple[S, S]:
+    """A sampler of so many of the windows or rows, chosen by its seed, and one of all the others."""
+    count = sampler.windows if isinstance(sampler, Sampler) else sampler.count
+    return replace(sampler, part=range(held_back)), replace(sampler, part=range(held_back, count))
 
 
 def _check_order(batch_size: int, seed: int) -> None:

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from meristem.data import LabelledData, RowSampler, Sampler, TokenData, padded_length
+from meristem.data import LabelledData, RowSampler, Sampler, TokenData, held_apart, padded_length
 from meristem.errors import InputError
 from meristem.gauges.probe import TOKENS, Batch
 from meristem.pruning.settings import PruneSettings
@@ -24,6 +26,8 @@ FEW = 16  # rows are enough where there are not more
 SHOWN = 64  # tokens for each number in a layer that is regressed on, or `TOKENS`
 
 Picks = NDArray[np.int64]  # where windows begin, or numbers of rows
+Order = Callable[[int], Picks]  # of a batch, by its number
+S = TypeVar("S", Sampler, RowSampler)
 
 
 @dataclass(frozen=True)
@@ -36,20 +40,22 @@ class Rows:
 
 
 def pruning_rows(source: Source, settings: PruneSettings, device: torch.device) -> Rows:
-    """Training rows that follow those of the run's updates and of its repair, in the run's own order.
+    """Training rows that the run holds back, then those that follow its updates and its repair, in the run's own order.
 
-    Where less than an epoch was trained on, no update has seen them.
+    Where less than an epoch was trained on, no update has seen the latter either.
     """
     data, context, rewinds = source.data, source.checkpoint.plan.context, source.folder.rewinds
-    order, count = _order(source)
-    if settings.repair * source.config.train.batch_size >= count:
-        raise InputError("repair", settings.repair, f"updates see all of the {count} training rows; take fewer")
+    held_back, order, count = _orders(source)
+    wanted = min(settings.sequences, count // SHARE)
+    aside = held_back[:wanted]
+    others = count - len(held_back)
+    if len(aside) < wanted and settings.repair * source.config.train.batch_size >= others:
+        raise InputError("repair", settings.repair, f"updates see all of the {others} training rows; take fewer")
     repairs = range(source.step, source.step + settings.repair)
     trained = {int(pick) for step in repairs for pick in order(batch_number(step, rewinds))}
     plan = source.checkpoint.plan
     heads = _sequences(max(layer.query_width for layer in plan.layers), context)
-    wanted, enough = min(settings.sequences, count // SHARE), max(heads, _sequences(plan.feed_forward, context))
-    aside: list[int] = []
+    enough = max(heads, _sequences(plan.feed_forward, context))
     shown: list[int] = []
     for pick in _once(order, batch_number(repairs.stop, rewinds), 2 * count):  # from any place on, that is all of them
         if len(aside) < wanted and pick not in trained:
@@ -75,17 +81,25 @@ def _sequences(numbers: int, context: int) -> int:
     return max(FEW, max(TOKENS, SHOWN * numbers) // context)
 
 
-def _order(source: Source) -> tuple[Callable[[int], Picks], int]:
-    """The picks of a batch by its number, and how many there are in all."""
-    data, size, seed = source.data, source.config.train.batch_size, source.config.data.seed
+def _orders(source: Source) -> tuple[list[int], Order, int]:
+    """The picks that the run holds back, the order of those it trains on, and how many there are in all."""
+    data, config = source.data, source.config
+    size, seed, held_back = config.train.batch_size, config.data.seed, config.data.held_back
     if isinstance(data, TokenData):
         windows = Sampler(len(data.split("train")), source.checkpoint.plan.context, size, seed)
-        return windows.starts, windows.windows
+        return *_parted(windows, Sampler.starts, held_back), windows.windows
     rows = RowSampler(len(data.split("train")), size, seed)
-    return rows.rows, rows.count
+    return *_parted(rows, RowSampler.rows, held_back), rows.count
 
 
-def _once(order: Callable[[int], Picks], first: int, most: int) -> Iterator[int]:
+def _parted(sampler: S, picks: Callable[[S, int], Picks], held_back: int) -> tuple[list[int], Order]:
+    if not held_back:
+        return [], partial(picks, sampler)
+    apart, others = held_apart(sampler, held_back)
+    return list(_once(partial(picks, apart), 0, held_back)), partial(picks, others)
+
+
+def _once(order: Order, first: int, most: int) -> Iterator[int]:
     """Different picks, out of `most` from a batch on."""
     seen: set[int] = set()
     number, gone = first, 0

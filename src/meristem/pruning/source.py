@@ -8,12 +8,13 @@ from pathlib import Path
 import torch
 
 from meristem.config import Config
-from meristem.data import LabelledData, TokenData, Tokenizer, load_tokenizer
+from meristem.data import LabelledData, LabelledRows, Sampler, TokenData, Tokenizer, load_tokenizer
 from meristem.errors import InputError, Remedy
 from meristem.model import Transformer, build_model
 from meristem.runs.checkpoint import Checkpoint, restore_model
 from meristem.runs.origin import NO_DATA
 from meristem.runs.run_folder import RunFolder, open_checkpoint, settle
+from meristem.training.tasks import held_back_rows
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,7 @@ class Source:
     """The run that is pruned, the checkpoint that is taken, and the data to go by."""
 
     folder: RunFolder
-    config: Config  # with the path of the data and the device that are used now
+    config: Config  # with the path of the data and the device that are used now, and the rows that it has held back
     checkpoint: Checkpoint
     data: TokenData | LabelledData
     kept: TokenData | LabelledData | Tokenizer  # what a pruned run has of data if it is not repaired
@@ -56,5 +57,8 @@ def open_source(
     if average:
         checkpoint = checkpoint.without_average()
     train = replace(config.train, device=device, average=0.0 if average else config.train.average)
-    config = replace(config, data=replace(config.data, path=str(path)), train=train)
+    rows = opened.split("train")
+    count = len(rows) if isinstance(rows, LabelledRows) else Sampler(len(rows), checkpoint.plan.context, 1, 0).windows
+    data_config = replace(config.data, path=str(path), held_back=held_back_rows(config, count))
+    config = replace(config, data=data_config, train=train)
     return Source(folder, config, checkpoint, opened, load_tokenizer(folder.path) if imported else opened)

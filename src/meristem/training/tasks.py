@@ -21,6 +21,7 @@ from meristem.data import (
     Sampler,
     TokenData,
     batch,
+    held_apart,
     padded_length,
     padded_vocabulary,
     row_batch,
@@ -72,10 +73,8 @@ class LanguageTask:
         self.steps_per_epoch = len(self.stream) / self.tokens_per_step
         self.held_back = held_back_rows(config, self.sampler.windows)
         if self.held_back:
-            windows = self.sampler.windows
-            self.measuring = replace(self.sampler, part=range(self.held_back))
-            self.sampler = replace(self.sampler, part=range(self.held_back, windows))
-            self.steps_per_epoch *= (windows - self.held_back) / windows
+            self.measuring, self.sampler = held_apart(self.sampler, self.held_back)
+            self.steps_per_epoch *= 1 - self.held_back / self.sampler.windows
         self.windows: Tensor | None = None
         self.unmeasured: str | None = None
         if len(held_out) > plan.context:
@@ -110,8 +109,7 @@ class ClassificationTask:
         self.sampler = RowSampler(len(self.rows), config.train.batch_size, config.data.seed)
         self.held_back = held_back_rows(config, len(self.rows))
         if self.held_back:
-            self.measuring = replace(self.sampler, part=range(self.held_back))
-            self.sampler = replace(self.sampler, part=range(self.held_back, len(self.rows)))
+            self.measuring, self.sampler = held_apart(self.sampler, self.held_back)
         self.chosen = spread_rows(len(self.held_out), config.eval.rows)
         self.unmeasured = None if len(self.chosen) else "nothing is measured: no rows are held out"
         lengths = np.minimum(self.rows.lengths, plan.context)
@@ -151,14 +149,17 @@ class ClassificationTask:
 
 
 def held_back_rows(config: Config, rows: int) -> int:
-    """How many of so many training rows, or windows, a run does without, as its policies measure with them.
+    """How many of so many training rows, or windows, a run does without: those of `data.held_back`, or more.
 
-    None, where it comes to no row twice: then what comes next is not known to the model either. Only births by demand
-    ask for them; policies of somebody's own are not asked, as their modules need not be there when a run is looked at.
+    Births by demand ask for them where a run comes to rows twice; otherwise what comes next is not known to the model
+    either. A branch does as its trunk, by whose clock it goes. Policies of somebody's own are not asked, as their
+    modules need not be there when a run is looked at.
     """
+    if config.data.held_back >= rows:
+        raise InputError("data.held_back", config.data.held_back, f"must be below {rows}, all there are to train on")
     policy: Policy | None = config.policy("incrt")
-    repeats = config.train.steps * config.train.batch_size > rows
-    return policy.held_back(rows) if repeats and policy is not None else 0
+    repeats = config.clock * config.train.batch_size > rows
+    return max(config.data.held_back, policy.held_back(rows) if repeats and policy is not None else 0)
 
 
 def class_weights(rows: LabelledRows, kind: str, classes: int) -> Tensor | None:
