@@ -181,6 +181,39 @@ def test_budgets_and_rates_of_others_that_were_changed_after_looking_are_said(tm
     assert not any("after looking" in text for text in analyse(then, {}, [look]).cautions)
 
 
+def test_what_is_left_out_after_looking_is_said(tmp_path: Path) -> None:
+    """Fewer contrasts are corrected for less, so that one may become significant by leaving out others."""
+    names = ("a", "b", "c", "d")
+    arms: dict[str, Any] = {name: {"model.schedule": "uniform"} for name in names}
+    asked: dict[str, Any] = {"primary": ["a", "b"], "rates": [1e-3, 2e-3]}
+    then = comparison(tmp_path, arms=arms, contrasts=[["c", "b"], ["d", "b"]], rate_seeds=[9], **asked)
+    look = {"time": "yesterday", **facts_of(then)}
+    del arms["d"]
+    now = comparison(tmp_path, arms=arms, contrasts=[["c", "a"]], rate_seeds=[9, 8], **asked)
+    assert [text for text in analyse(now, {}, [look]).cautions if "after looking" in text] == [
+        "Left out after looking (d, c minus b, d minus b): what is shown may have been chosen, and is corrected for "
+        "less.",
+        "Asked after looking: c minus a.",
+        "rate_seeds were changed after looking: they were [9], now they are [9, 8].",
+    ]
+    assert not any("after looking" in text for text in analyse(then, {}, [look]).cautions)
+
+
+def test_a_seed_that_nobody_trained_is_not_left_out(asked: Comparison) -> None:
+    look = {"time": "yesterday", **facts_of(asked), "seeds": [*asked.seeds, 7]}
+    assert "left out" in notes(asked, shown=[{**look, "ended": [*asked.seeds, 7]}])
+    assert "left out" not in notes(asked, shown=[{**look, "ended": [*asked.seeds]}])
+
+
+def test_arms_with_other_held_out_data_are_told(tmp_path: Path) -> None:
+    arms: dict[str, Any] = {"uniform": {}, "prism": {"model.context": 16}, "third": {"optimizer.kind": "muon"}}
+    said = analyse(comparison(tmp_path, arms=arms), {})
+    same = "prism and uniform are not measured on the same held-out data (other model.context)"
+    assert any(text.startswith(same) for text in said.cautions)
+    assert not any("third and" in text for text in said.cautions)
+    assert "One rate for all arms" not in " ".join(said.notes)  # a kind of optimizer has a rate of its own
+
+
 def test_budgets_and_rates_of_others_are_written_down(tmp_path: Path) -> None:
     arms = {**tables()["arms"], "more": {"rate_of": "prism", "budget": {"kind": "flops", "of": "prism"}}}
     grid: dict[str, Any] = {"sweep": {"train.batch_size": [2, 4]}, "rates": [1e-3, 2e-3], "rate_seeds": [9]}

@@ -292,6 +292,14 @@ def test_another_structure_is_refused_wherever_it_comes_from(done: Path, data: P
         finished_runs(asked(done / "files", data, arms=arms), done)
 
 
+def test_a_changed_arm_is_refused_by_the_key_that_was_changed(done: Path, data: Path) -> None:
+    """Also where another structure follows from it."""
+    arms = {**ARMS, "plain": {**ARMS["plain"], "model.heads": 2, "model.head_dim": 16}}
+    with pytest.raises(InputError, match=r"model.head") as error:
+        finished_runs(asked(done / "files", data, arms=arms), done)
+    assert "was trained with" in str(error.value)
+
+
 @pytest.mark.parametrize(
     ("ends", "diverged"),
     [
@@ -421,8 +429,11 @@ def test_more_runs_side_by_side_than_memory_allows_are_refused(
         check_room(RunKey("sgt", 0), config, 512, [])
 
 
-def test_a_stop_leaves_nothing_running_and_a_second_call_goes_on(tmp_path: Path, data: Path) -> None:
-    """Ctrl-C while the first run is at work, the only one that is missing."""
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+def test_a_stop_leaves_nothing_running_and_a_second_call_goes_on(
+    tmp_path: Path, data: Path, number: signal.Signals
+) -> None:
+    """While the first run is at work, the only one that is missing. One whose call was killed is waited for."""
     arms = {"a": {"model.schedule": "uniform"}, "b": {"budget": {"tokens": 512}}}
     path = base_file(tmp_path, data, train__steps=200, eval__every=0, checkpoint__every=0, log__every=5)
     text = ['config = "base.toml"', "seeds = [0, 1]", 'primary = ["b", "a"]', "[arms.a]", 'model.schedule = "uniform"',
@@ -433,15 +444,23 @@ def test_a_stop_leaves_nothing_running_and_a_second_call_goes_on(tmp_path: Path,
     for key in (RunKey("a", 1), RunKey("b", 0), RunKey("b", 1)):
         train(configuration(comparison, key, {}), out / key.path)
     process = start("compare", path, "--out", out)
-    first = out / "runs/a/seed-0/metrics.jsonl"
+    first, again = out / "runs/a/seed-0/metrics.jsonl", list[str]()
     deadline = time.monotonic() + 60
     while not (first.exists() and first.read_text()) and time.monotonic() < deadline:
         time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
+    with pytest.raises(RunError, match=rf"\(pid {process.pid}\) is working on this comparison"):
+        run_comparison(comparison, out, say=again.append)
+    process.send_signal(number)
+    if number == signal.SIGKILL:
+        process.wait(timeout=60)
+        assert len(run_comparison(comparison, out, say=again.append)) == 4
+        assert again[0].startswith("waiting for a, seed 0, which process ")
+        assert again[1:] == [f"4 runs in {out}; 4 done"]
+        assert events(RunFolder.open(out / "runs/a/seed-0"))[-1] == "finished"
+        return
     _, said = process.communicate(timeout=60)
-    assert process.returncode == 130
+    assert process.returncode == 128 + number
     assert "stopping 1 run; the same command goes on from there" in said
     assert events(RunFolder.open(out / "runs/a/seed-0"))[-1] == "stopped"
-    again: list[str] = []
     assert len(run_comparison(comparison, out, say=again.append)) == 4
     assert again[:2] == [f"4 runs in {out}; 3 done", "going on with a, seed 0"]

@@ -441,6 +441,16 @@ def test_only_the_layers_that_ask_most_are_tried() -> None:
     assert "in layers 0, 1, 2 was not tried: none was to be tried (layers = 0)." in verdict(none)[1]
 
 
+def test_a_run_that_grew_by_less_certainty_is_audited_by_the_usual_one() -> None:
+    """Of noise one standard error is nothing; the policy of the run would call any demand certain."""
+    plan = small_plan(*[LayerPlan(2, 8, 2)] * 3)
+    batches, settings = random_batches(plan), AuditSettings(feeds=6, layers=0)
+    eager = Incrt(certainty=-1e9, share=1e-9)
+    for layer in audit_model(Decoder(plan), lambda: itertools.cycle(batches), batches, settings, policy=eager).layers:
+        assert layer.kind == demand_kind(layer.demand, certainty=4.0)
+        assert layer.kind != "certain"
+
+
 def test_what_cannot_be_audited() -> None:
     plan = small_plan(LayerPlan(2, 8, 2))
     batches = random_batches(plan)

@@ -48,6 +48,7 @@ def compare_command(
     from meristem.comparison.ended import describe_lines, finished_runs
     from meristem.comparison.file import load_comparison
     from meristem.comparison.lines import read_lines
+    from meristem.comparison.processes import AskedToStop
     from meristem.comparison.record import show
     from meristem.comparison.running import run_comparison
     from meristem.comparison.tables import summary
@@ -68,6 +69,8 @@ def compare_command(
     else:
         try:
             results = run_comparison(wanted, folder, jobs=jobs, limit=limit, lines=elsewhere, say=say)
+        except AskedToStop as stop:
+            raise typer.Exit(128 + stop.args[0]) from None
         except KeyboardInterrupt:
             raise typer.Exit(128 + signal.SIGINT) from None
     analysis, text = show(wanted, results, folder, elsewhere)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import statistics
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -23,10 +24,11 @@ from meristem.comparison.planning import (
 )
 from meristem.comparison.results import Result
 from meristem.comparison.verdicts import LEVEL, Verdict, detectable_difference, seeds_needed, verdicts
-from meristem.wording import counted
+from meristem.wording import counted, listed
 
 Runs = Mapping[str, Mapping[int, Result]]  # by arm and seed
 
+HELD_OUT = ("data.path", "model.context")  # settings that an arm may have and its held-out loss depends on
 COUNTED = {"flops": "counted FLOPs", "parameters": "parameters"}  # budgets that a run may miss
 
 
@@ -109,7 +111,7 @@ def analyse(
     lines = _contrasts(comparison, runs)
     times = _times([line.contrast for line in lines], runs, len(comparison.primary) + len(comparison.secondary))
     cautions = [*_missing_notes(comparison, results), *_divergence_notes(comparison, results),
-                *_look_notes(comparison, shown), *_spread_notes(lines)]  # fmt: skip
+                *_held_out_notes(comparison), *_look_notes(comparison, shown), *_spread_notes(lines)]  # fmt: skip
     notes = [*_tuning_notes(comparison, results), *_budget_notes(comparison, rows), *_power_notes(comparison, lines)]
     if side_by_side > 1:
         notes.append(
@@ -246,14 +248,27 @@ def _divergence_notes(comparison: Comparison, results: Results) -> list[str]:
     return notes
 
 
+def _held_out_notes(comparison: Comparison) -> list[str]:
+    """Arms whose loss is not of the same held-out text as that of their baseline."""
+    notes = []
+    for contrast in (*comparison.primary, *comparison.secondary):
+        mine, theirs = (comparison.arms[name].changes for name in (contrast.arm, contrast.baseline))
+        if differ := [key for key in HELD_OUT if mine.get(key) != theirs.get(key)]:
+            notes.append(
+                f"{contrast.arm} and {contrast.baseline} are not measured on the same held-out data (other "
+                f"{listed(differ, 2)}): their difference says little of the models."
+            )
+    return notes
+
+
 def _tuning_notes(comparison: Comparison, results: Results) -> list[str]:
     """Whether arms were tuned, and on what."""
     others = counted(len(comparison.tuning_seeds), "other seed")
     if comparison.search is not None:
         return _search_notes(comparison, results, others)
     if not comparison.rates:
-        rates = {comparison.arms[arm].changes.get("optimizer.lr") for arm in comparison.arms}
-        if rates == {None}:
+        changed = {key for arm in comparison.arms.values() for key in arm.changes}
+        if not changed & {"optimizer.lr", "optimizer.kind"}:  # a kind brings a rate along
             return ["One rate for all arms: it was not tuned for any of them."]
         return ["Rates are those of the file: they were not tuned for each arm."]
     short = "" if comparison.rate_length == 1 else f", in runs of {comparison.rate_length:g} of the length"
@@ -318,12 +333,24 @@ def _look_notes(comparison: Comparison, shown: Sequence[Mapping[str, Any]]) -> l
             f"{counted(len(added), 'seed')} of {len(comparison.seeds)} added after looking: there were "
             f"{len(first['seeds'])} {when}, so the chance of a wrong verdict is above 5 %."
         )
-    if left := {seed for look in shown for seed in look["seeds"]} - {*comparison.seeds}:
+    if left := {seed for look in shown for seed in look.get("ended", look["seeds"])} - {*comparison.seeds}:
         notes.append(
             f"{counted(len(left), 'seed')} left out after looking ({', '.join(map(str, sorted(left)))}): what is "
             "shown may have been chosen."
         )
-    for name, now in facts_of(comparison).items():
+    facts = facts_of(comparison)
+    arms, contrasts, known = facts.pop("arms"), facts.pop("contrasts"), shown[-1].get("arms", [])
+    seen = [tuple(pair) for look in shown for pair in look.get("contrasts", ())]
+    gone = [name for look in shown for name in look.get("arms", ()) if name not in arms]
+    gone += [" minus ".join(pair) for pair in seen if [*pair] not in [*contrasts, *facts["primary"]]]
+    if gone:
+        names = listed(list(dict.fromkeys(gone)), 4)
+        notes.append(
+            f"Left out after looking ({names}): what is shown may have been chosen, and is corrected for less."
+        )
+    if new := [" minus ".join(pair) for pair in contrasts if tuple(pair) not in seen and {*pair} <= {*known}]:
+        notes.append(f"Asked after looking: {listed(new, 4)}.")
+    for name, now in facts.items():
         then = next((look[name] for look in shown if name in look), now)  # an older look may not have it
         if name != "seeds" and then != now:
             was, it, is_ = ("were", "they", "are") if name.endswith("s") else ("was", "it", "is")
@@ -333,12 +360,19 @@ def _look_notes(comparison: Comparison, shown: Sequence[Mapping[str, Any]]) -> l
 
 def facts_of(comparison: Comparison) -> dict[str, Any]:
     """What should stand before results are seen, as plain values."""
-    primary = [[contrast.arm, contrast.baseline] for contrast in comparison.primary]
+    primary, others = (
+        [[contrast.arm, contrast.baseline] for contrast in contrasts]
+        for contrasts in (comparison.primary, comparison.secondary)
+    )
     own = {f"arms.{name_of(arm.name)}.{key}": v for arm in comparison.arms.values() for key, v in arm.facts.items()}
-    return {"seeds": list(comparison.seeds), "primary": primary, "margin": comparison.margin,
-            "measure": comparison.measure, "rates": list(comparison.rates), "rate_length": comparison.rate_length,
-            "trials": 0 if comparison.search is None else comparison.search.trials,
-            "budget": comparison.budget.table, **own}  # fmt: skip
+    search = {} if comparison.search is None else asdict(comparison.search)
+    searched = {f"search.{key}": value for key, value in search.items() if key != "trials"}
+    facts = {"seeds": comparison.seeds, "arms": list(comparison.arms), "primary": primary, "contrasts": others,
+             "margin": comparison.margin, "measure": comparison.measure, "target_loss": comparison.target_loss,
+             "rates": comparison.rates, "rate_seeds": comparison.rate_seeds, "rate_length": comparison.rate_length,
+             "trials": search.get("trials", 0), **searched, "budget": comparison.budget.table, **own}  # fmt: skip
+    plain: dict[str, Any] = json.loads(json.dumps(facts))  # as it comes back from the record: lists, no tuples
+    return plain
 
 
 def _spread_notes(lines: Sequence[ContrastLine]) -> list[str]:

@@ -96,12 +96,12 @@ def _check_alike(begun: Begun, config: Config) -> None:
     """Refuse a run that began otherwise than the file says now; other data first, from which more may follow."""
     if begun.data != data_digest(config):
         raise begun.refused("data.path", config.data.path, "was trained on other data")
-    _check_structure(begun, config)
     try:
         check_resumable(begun.config, as_begun(begun.config, config))
     except InputError as error:
         why = f"was trained with {begun.config[error.field]!r}"
         raise begun.refused(error.field, error.value, why) from None
+    _check_structure(begun, config)
 
 
 def _check_structure(begun: Begun, config: Config) -> None:

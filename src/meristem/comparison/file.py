@@ -417,6 +417,9 @@ def _check(comparison: Comparison) -> None:
                 raise InputError(f"arms.{arm.name}.{key}", value, f"is what {instead} says, for all arms alike")
             if key == "eval.patience":
                 raise InputError(f"arms.{arm.name}.{key}", value, SPENDS_ALL)
+            if key in ("eval.windows", "eval.rows"):
+                expected = "must be that of the configuration, so that all arms are measured on the same held-out data"
+                raise InputError(f"arms.{arm.name}.{key}", value, expected)
             if key in ("train.steps", "train.flops"):
                 raise InputError(
                     f"arms.{arm.name}.{key}", value, "is what the budget says; give the arm one of its own"
@@ -448,6 +451,9 @@ def _check_keys(comparison: Comparison) -> None:
 def _check_values(comparison: Comparison, arm: Arm) -> None:
     """Refuse what no configuration can have, in the arm itself or at the ends of its search."""
     values = arm_values(comparison, arm.name, lambda other, what: None)
+    for key in (key for key in arm.changes if key not in values and key not in arm.swept):
+        named = ", ".join(values.get("growth.policies", ())) or "none"
+        raise InputError(key, arm.changes[key], f"does nothing: the policies of {arm.name} are {named}")
     values |= comparison.length_values(arm.name, comparison.budget_of(arm.name).amount)
     build_config(values)
     for key, part in comparison.search.space if comparison.search and comparison.is_searched(arm.name) else ():

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,10 +22,12 @@ from meristem.config import Config
 from meristem.cores import usable_cores
 from meristem.errors import RunError
 from meristem.files import parsed_json, write_atomically
+from meristem.runs.lock import holder_of, is_held
 from meristem.runs.run_folder import RunFolder
 from meristem.wording import counted
 
 LAUNCHES = "launches.jsonl"
+PAUSE = 0.2  # seconds between two looks at processes
 
 Say = Callable[[str], None]
 
@@ -45,6 +47,7 @@ class Running:
     key: RunKey
     process: subprocess.Popen[bytes]
     log: Path
+    before: int  # bytes of the log that are of earlier processes
     begun: float
     share: Share
 
@@ -78,13 +81,14 @@ def launched(key: RunKey, config: Config, out: Path, share: Share, say: Say) -> 
     environment = {"OMP_WAIT_POLICY": "PASSIVE", **os.environ, "OMP_NUM_THREADS": str(threads)}
     environment |= {} if share.gpu is None else {"CUDA_VISIBLE_DEVICES": share.gpu}
     command = [sys.executable, "-m", "meristem", "train", str(file), "--out", str(folder), "--continue"]
+    launch = {"run": str(key.path), "jobs": share.side_by_side, "threads": threads, "gpu": share.gpu}
+    append_line(out / LAUNCHES, launch | {"time": time.time()})  # first: a process that nobody knows would go on alone
     with log.open("ab") as output:  # a session of its own: a Ctrl-C reaches it once, through us
+        before = output.tell()
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment, start_new_session=True
         )
-    launch = {"run": str(key.path), "jobs": share.side_by_side, "threads": threads, "gpu": share.gpu}
-    append_line(out / LAUNCHES, launch | {"time": time.time()})
-    return Running(key, process, log, time.monotonic(), share)
+    return Running(key, process, log, before, time.monotonic(), share)
 
 
 def threads_of(side_by_side: int) -> int:
@@ -100,8 +104,9 @@ def ended(run: Running, out: Path) -> Result:
         result = result_of(run.key, RunFolder.open(out / run.key.path))
         if result is not None:
             return result
-    lines = run.log.read_text(encoding="utf-8", errors="replace").split("\n")
-    said = next((line for line in reversed(lines) if line.strip()), "it said nothing")
+    lines = run.log.read_bytes()[run.before :].decode("utf-8", errors="replace").split("\n")
+    errors = [line for line in lines if line.startswith("error:")]
+    said = next((line for line in reversed(errors or lines) if line.strip()), "it said nothing")
     raise RunError(f"{run.key}: stopped with status {run.process.returncode} ({said}); see {run.log}")
 
 
@@ -116,21 +121,41 @@ def stop(running: list[Running], say: Say) -> None:
         run.process.wait()
 
 
+class AskedToStop(KeyboardInterrupt):
+    """A signal asked for the end; its number is the argument."""
+
+
 @contextmanager
 def stoppable() -> Iterator[None]:
-    """Within this a request to end, too, is a KeyboardInterrupt."""
+    """Within this a request to end and a closed terminal, too, are a KeyboardInterrupt.
+
+    A signal that is ignored, as a closed terminal is under nohup, stays so.
+    """
 
     def interrupt(number: int, frame: object) -> None:
-        raise KeyboardInterrupt
+        raise AskedToStop(number)
 
-    before = None
-    with suppress(ValueError):  # not the main thread
-        before = signal.signal(signal.SIGTERM, interrupt)
+    before = {}
+    for name in ("SIGTERM", "SIGHUP"):
+        number = getattr(signal, name, None)  # not all of them are there on every system
+        if number is not None and signal.getsignal(number) != signal.SIG_IGN:
+            with suppress(ValueError):  # not the main thread
+                before[number] = signal.signal(number, interrupt)
     try:
         yield
     finally:
-        if before is not None:
-            signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def wait_for_others(out: Path, keys: Iterable[RunKey], say: Say) -> None:
+    """Wait for runs that processes of an earlier call still train, as its end was not its own."""
+    for key in keys:
+        folder = out / key.path
+        if is_begun(out, key) and is_held(folder):
+            say(f"waiting for {key}, which process {holder_of(folder)} is still training")
+            while is_held(folder):
+                time.sleep(PAUSE)
 
 
 def launched_jobs(out: Path) -> dict[str, int]:

@@ -30,11 +30,11 @@ def show(comparison: Comparison, results: Results, out: Path, lines: Lines = NO_
     analysis = analyse(comparison, results, shown, _side_by_side(out, paths, lines))
     text = markdown(comparison, analysis)
     if analysis.contrasts:  # before there is a difference there is nothing to see
-        shown = [*shown, {"time": time.strftime("%Y-%m-%d %H:%M:%S %z"), **facts_of(comparison)}]
+        ended = sorted({key.seed for key in results} & {*comparison.seeds})
+        shown = [*shown, {"time": time.strftime("%Y-%m-%d %H:%M:%S %z"), **facts_of(comparison), "ended": ended}]
     content = {
         "meristem": __version__, "name": comparison.name, "shown": shown,
         "comparison": {**facts_of(comparison),
-                       "rate_seeds": list(comparison.rate_seeds), "target_loss": comparison.target_loss,
                        "search": None if comparison.search is None else asdict(comparison.search),
                        "values": dict(comparison.values),
                        "arms": {name: dict(arm.changes) for name, arm in comparison.arms.items()}},

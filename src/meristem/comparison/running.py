@@ -26,11 +26,13 @@ from meristem.comparison.planning import (
     configuration,
     count_of_runs,
     known_keys,
+    possible_keys,
     starting_plan_of,
     timed_arms,
     updates_of,
 )
 from meristem.comparison.processes import (
+    PAUSE,
     Running,
     Say,
     Share,
@@ -42,6 +44,7 @@ from meristem.comparison.processes import (
     stop,
     stoppable,
     visible_gpus,
+    wait_for_others,
 )
 from meristem.comparison.results import Result
 from meristem.comparison.tables import MEASURES
@@ -49,10 +52,9 @@ from meristem.config import Config
 from meristem.devices import choose_device, describe_device
 from meristem.errors import InputError, RunError
 from meristem.files import absolute
+from meristem.runs.lock import run_lock
 from meristem.training.train import check_memory
 from meristem.wording import counted, describe_time
-
-PAUSE = 0.2  # seconds between two looks at the processes
 
 
 def run_comparison(
@@ -66,12 +68,13 @@ def run_comparison(
     """
     out = absolute("out", out)
     out.mkdir(parents=True, exist_ok=True)
-    runner = Runner(comparison, out, jobs, limit, lines, say)
-    _catch_up(out, runner.results)
-    say(f"{counted(runner.total, 'run')} in {out}; {len(runner.results)} done")
-    if lines:
-        say(describe_lines(comparison, lines))
-    with stoppable():
+    with run_lock(out, what="comparison"), stoppable():
+        wait_for_others(out, possible_keys(comparison), say)
+        runner = Runner(comparison, out, jobs, limit, lines, say)
+        _catch_up(out, runner.results)
+        say(f"{counted(runner.total, 'run')} in {out}; {len(runner.results)} done")
+        if lines:
+            say(describe_lines(comparison, lines))
         try:
             runner.run()
         except BaseException:

@@ -25,6 +25,8 @@ def idle_settings(config: Config, *, classifier: bool) -> list[str]:
         if changed := [key for key in keys if config[key] != defaults[key]]:
             said.append(f"{', '.join(changed)}: of no use {reason}")
     growth = config.growth
+    if growth.steps is not None and not growth.policies:
+        said.append("growth.steps: of no use, as growth.policies names none")
     if unnamed := [f"growth.{name}" for name in growth.tables if name not in map(table_name, growth.policies)]:
         said.append(f"{', '.join(unnamed)}: of no use, as growth.policies does not name it")
     return said

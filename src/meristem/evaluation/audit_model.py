@@ -158,7 +158,7 @@ class _Auditor:
         return [gauge.readings(len(self.whole) if self.seen else 0)[0] for gauge in gauges]
 
     def _kind(self, demand: RelativeDemand) -> DemandKind:
-        return demand_kind(demand, self.policy.certainty)
+        return demand_kind(demand, max(self.policy.certainty, Incrt.certainty))  # also of a run that grew by less
 
     # --- what one more head gains -----------------------------------------------------------------------------------
 
@@ -172,9 +172,16 @@ class _Auditor:
         able.sort(key=lambda layer: -relative[layer].demand if math.isfinite(relative[layer].demand) else math.inf)
         tried = sorted(able[: self.settings.layers])
         confidence = _joint_confidence(len(tried))
-        smaller = "its demand is smaller than that of the layers tried"
-        untried = smaller if self.settings.layers else "none was to be tried (layers = 0)"
-        gains: list[tuple[Gain | None, str]] = [(None, reason or untried) for reason in reasons]
+
+        def untried(layer: int) -> str:
+            if not self.settings.layers:
+                return "none was to be tried (layers = 0)"
+            unknown = not math.isfinite(relative[layer].demand)
+            return "its demand was never certain" if unknown else "its demand is smaller than that of the layers tried"
+
+        gains: list[tuple[Gain | None, str]] = [
+            (None, reason or untried(layer)) for layer, reason in enumerate(reasons)
+        ]
         for layer in tried:
             grown = self._losses_after_training(layer, gauges[layer].directions(0))
             longer = self._losses_after_training(layer, None)

@@ -15,7 +15,7 @@ KNOWN_LOCKS = Path("/proc/locks")  # of Linux; a line has "MAJOR:MINOR:INODE "
 
 
 @contextmanager
-def run_lock(folder: Path, name: Path | None = None) -> Iterator[None]:
+def run_lock(folder: Path, name: Path | None = None, what: str = "run") -> Iterator[None]:
     """Hold the run in `folder`, or say who does. The system lets go of it when the process ends, however it ends.
 
     The file stays: removing it would let two processes hold two files of the same name. It may move with its folder
@@ -31,15 +31,19 @@ def run_lock(folder: Path, name: Path | None = None) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            file.seek(0)
-            holder = file.read(20).strip() or "unknown"
-            raise RunError(f"{name or folder}: another process (pid {holder}) is working on this run") from error
+            holder = holder_of(folder)
+            raise RunError(f"{name or folder}: another process (pid {holder}) is working on this {what}") from error
         except OSError:
             pass
         file.truncate(0)
         file.write(f"{os.getpid()}\n")
         file.flush()
         yield
+
+
+def holder_of(folder: Path) -> str:
+    """The id of the process that last held the run in `folder`, as text."""
+    return (folder / LOCK_FILE).read_text(encoding="utf-8", errors="replace")[:20].strip() or "unknown"
 
 
 def is_held(folder: Path) -> bool:

@@ -126,7 +126,7 @@ class Stack(Policy):
     def decide(self, state: Any, step: int, plan: Plan, readings: Readings) -> Decision:
         size = self._size(step, plan)
         edits = stacked(plan, size) if self.order == "stack" else self._interleaved(plan, size)
-        rule = f"{step} of {self.total_steps} updates are done"
+        rule = f"{step} updates are done"
         return Decision(state, (stacking(plan, edits, rule, self.order),))
 
     def _interleaved(self, plan: Plan, size: int) -> list[AddBlock]:
