@@ -10,7 +10,8 @@ set -u
 begun=$SECONDS here=results/2026-11-17-verdicts data=${DATA:-/dev/shm/data} python=${PYTHON:-python3}
 export PYTHONPATH=src PYTHONUNBUFFERED=1
 for part in carry/lm/part-*; do
-    [ -d "$part" ] && $python scripts/carry_data.py unpack "$part" --to "$data"
+    # Removed, as gpu.sh would unpack it again under the runs that read it.
+    [ -d "$part" ] && $python scripts/carry_data.py unpack "$part" --to "$data" && rm -r "$part"
 done
 bash $here/gpu.sh sgt-51m-first 2 "$1" ${OPTIONS:-} &
 for arm in uniform-4 prism; do
@@ -19,7 +20,7 @@ for arm in uniform-4 prism; do
 done
 wait
 cat /tmp/edge-*.jsonl > "$OUT/prism-51m-edges.jsonl"
-$python $here/settle.py $here/prism-51m-whole-first.toml $here/prism-51m-rates.jsonl "$OUT/prism-51m-edges.jsonl"
+$python $here/settle.py $here/prism-51m-whole-first.toml $here/prism-51m-rates.jsonl "$OUT/prism-51m-edges.jsonl" || exit 1
 cp $here/prism-51m-whole-first.toml /tmp/settled.toml
 echo "rates after $((SECONDS - begun)) s"
 bash $here/call_3.sh $(($1 - SECONDS + begun))

@@ -10,7 +10,7 @@ cp /tmp/settled.toml $here/prism-51m-whole-first.toml
 cp /tmp/settled.toml "$OUT"
 MPS=1 bash $here/gpu.sh prism-51m-whole-first 4 "$1" ${OPTIONS:-}
 left=$(($1 - SECONDS + begun))
-if grep -q "16/16" "$OUT/prism-51m-whole-progress.txt" && [ $left -gt 40 ]; then
+if grep -Eq "16/16|; 16 done" "$OUT/prism-51m-whole-progress.txt" && [ $left -gt 40 ]; then
     cp -n $depth/final-354m.jsonl /dev/shm/final-354m.jsonl
     ${PYTHON:-python3} scripts/runs.py $depth/base-354m.toml $depth/final-354m.txt --out /dev/shm/final-354m.jsonl --limit $((left - 10))
     cp /dev/shm/final-354m.jsonl "$OUT"

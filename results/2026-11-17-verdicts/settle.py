@@ -8,6 +8,7 @@ Names of runs begin with the arm, such as uniform-4-higher; a run that was made 
 from __future__ import annotations
 
 import json
+import math
 import re
 import sys
 from pathlib import Path
@@ -21,7 +22,9 @@ def losses(files: list[Path]) -> dict[str, dict[float, float]]:
     for entry in (json.loads(line) for file in files for line in file.read_text().splitlines()):
         arm = next(arm for arm in ARMS if entry["name"].startswith(arm))
         rate = float(re.search(r"--optimizer\.lr (\S+)", entry["line"])[1])  # type: ignore[index]
-        found[arm].setdefault(rate, entry["held_out"])
+        found[arm].setdefault(rate, entry["held_out"] if entry["held_out"] is not None else math.inf)
+    for arm, rates in found.items():
+        assert len(rates) >= 4, f"{arm} has {sorted(rates)} only: the rate at its edge is missing"
     return found
 
 

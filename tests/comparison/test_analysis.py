@@ -196,6 +196,8 @@ def test_what_is_left_out_after_looking_is_said(tmp_path: Path) -> None:
         "Asked after looking: c minus a.",
         "rate_seeds were changed after looking: they were [9], now they are [9, 8].",
     ]
+    again = {"time": "today", **facts_of(now)}
+    assert "Asked after looking: c minus a." in analyse(now, {}, [look, again]).cautions
     assert not any("after looking" in text for text in analyse(then, {}, [look]).cautions)
 
 

@@ -28,6 +28,7 @@ from meristem.wording import counted, listed
 
 Runs = Mapping[str, Mapping[int, Result]]  # by arm and seed
 
+SINGULAR = ("target_loss",)
 HELD_OUT = ("data.path", "model.context")  # settings that an arm may have and its held-out loss depends on
 COUNTED = {"flops": "counted FLOPs", "parameters": "parameters"}  # budgets that a run may miss
 
@@ -252,7 +253,9 @@ def _held_out_notes(comparison: Comparison) -> list[str]:
     """Arms whose loss is not of the same held-out text as that of their baseline."""
     notes = []
     for contrast in (*comparison.primary, *comparison.secondary):
-        mine, theirs = (comparison.arms[name].changes for name in (contrast.arm, contrast.baseline))
+        mine, theirs = (
+            {**comparison.values, **comparison.arms[name].changes} for name in (contrast.arm, contrast.baseline)
+        )
         if differ := [key for key in HELD_OUT if mine.get(key) != theirs.get(key)]:
             notes.append(
                 f"{contrast.arm} and {contrast.baseline} are not measured on the same held-out data (other "
@@ -339,21 +342,29 @@ def _look_notes(comparison: Comparison, shown: Sequence[Mapping[str, Any]]) -> l
             "shown may have been chosen."
         )
     facts = facts_of(comparison)
-    arms, contrasts, known = facts.pop("arms"), facts.pop("contrasts"), shown[-1].get("arms", [])
-    seen = [tuple(pair) for look in shown for pair in look.get("contrasts", ())]
-    gone = [name for look in shown for name in look.get("arms", ()) if name not in arms]
-    gone += [" minus ".join(pair) for pair in seen if [*pair] not in [*contrasts, *facts["primary"]]]
+    arms, contrasts = facts.pop("arms"), facts.pop("contrasts")
+    looks = [look for look in shown if "arms" in look and "contrasts" in look]  # older ones do not say
+    gone = [name for look in looks for name in look["arms"] if name not in arms]
+    asked = [*contrasts, *facts["primary"]]
+    gone += [" minus ".join(pair) for look in looks for pair in look["contrasts"] if pair not in asked]
     if gone:
         names = listed(list(dict.fromkeys(gone)), 4)
         notes.append(
             f"Left out after looking ({names}): what is shown may have been chosen, and is corrected for less."
         )
-    if new := [" minus ".join(pair) for pair in contrasts if tuple(pair) not in seen and {*pair} <= {*known}]:
+    new = []
+    for pair in contrasts:  # by the first look at both of its arms
+        look = next((look for look in looks if {*pair} <= {*look["arms"]}), None)
+        if look is not None and pair not in [*look["contrasts"], *look["primary"]]:
+            new.append(" minus ".join(pair))
+    if new:
         notes.append(f"Asked after looking: {listed(new, 4)}.")
     for name, now in facts.items():
         then = next((look[name] for look in shown if name in look), now)  # an older look may not have it
         if name != "seeds" and then != now:
-            was, it, is_ = ("were", "they", "are") if name.endswith("s") else ("was", "it", "is")
+            was, it, is_ = (
+                ("was", "it", "is") if name in SINGULAR or not name.endswith("s") else ("were", "they", "are")
+            )
             notes.append(f"{name} {was} changed after looking: {it} {was} {then}, now {it} {is_} {now}.")
     return notes
 

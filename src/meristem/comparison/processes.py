@@ -111,14 +111,23 @@ def ended(run: Running, out: Path) -> Result:
 
 
 def stop(running: list[Running], say: Say) -> None:
-    """Let runs in progress save and end."""
-    for run in running:
-        with suppress(ProcessLookupError):
-            run.process.send_signal(signal.SIGTERM)
-    if running:
-        say(f"stopping {counted(len(running), 'run')}; the same command goes on from there")
-    for run in running:
-        run.process.wait()
+    """Let runs in progress save and end; no further signal keeps them from being told, and waited for."""
+    with _deaf():
+        for run in running:
+            with suppress(ProcessLookupError):
+                run.process.send_signal(signal.SIGTERM)
+        if running:
+            with suppress(OSError):  # a closed terminal
+                say(f"stopping {counted(len(running), 'run')}; the same command goes on from there")
+        for run in running:
+            run.process.wait()
+
+
+@contextmanager
+def _deaf() -> Iterator[None]:
+    """Within this requests to end are ignored; a terminal that is closed often says so twice."""
+    with _handling(signal.SIG_IGN):
+        yield
 
 
 class AskedToStop(KeyboardInterrupt):
@@ -135,26 +144,33 @@ def stoppable() -> Iterator[None]:
     def interrupt(number: int, frame: object) -> None:
         raise AskedToStop(number)
 
+    with _handling(interrupt):
+        yield
+
+
+@contextmanager
+def _handling(handler: Callable[[int, object], None] | signal.Handlers) -> Iterator[None]:
+    """Let something else happen at a request to end, or a closed terminal, unless that is ignored already."""
     before = {}
     for name in ("SIGTERM", "SIGHUP"):
         number = getattr(signal, name, None)  # not all of them are there on every system
         if number is not None and signal.getsignal(number) != signal.SIG_IGN:
             with suppress(ValueError):  # not the main thread
-                before[number] = signal.signal(number, interrupt)
+                before[number] = signal.signal(number, handler)
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for number, former in before.items():
+            signal.signal(number, former)
 
 
-def wait_for_others(out: Path, keys: Iterable[RunKey], say: Say) -> None:
-    """Wait for runs that processes of an earlier call still train, as its end was not its own."""
+def wait_for_others(out: Path, keys: Iterable[RunKey], say: Say, until: float) -> None:
+    """Wait for runs that processes of an earlier call still train, as its end was not its own, `until` some time."""
     for key in keys:
         folder = out / key.path
         if is_begun(out, key) and is_held(folder):
             say(f"waiting for {key}, which process {holder_of(folder)} is still training")
-            while is_held(folder):
+            while is_held(folder) and time.monotonic() < until:
                 time.sleep(PAUSE)
 
 

@@ -34,7 +34,7 @@ def show(comparison: Comparison, results: Results, out: Path, lines: Lines = NO_
         shown = [*shown, {"time": time.strftime("%Y-%m-%d %H:%M:%S %z"), **facts_of(comparison), "ended": ended}]
     content = {
         "meristem": __version__, "name": comparison.name, "shown": shown,
-        "comparison": {**facts_of(comparison),
+        "comparison": {**{key: fact for key, fact in facts_of(comparison).items() if not key.startswith("search.")},
                        "search": None if comparison.search is None else asdict(comparison.search),
                        "values": dict(comparison.values),
                        "arms": {name: dict(arm.changes) for name, arm in comparison.arms.items()}},

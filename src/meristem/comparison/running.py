@@ -68,9 +68,10 @@ def run_comparison(
     """
     out = absolute("out", out)
     out.mkdir(parents=True, exist_ok=True)
+    begun = time.monotonic()
     with run_lock(out, what="comparison"), stoppable():
-        wait_for_others(out, possible_keys(comparison), say)
-        runner = Runner(comparison, out, jobs, limit, lines, say)
+        wait_for_others(out, possible_keys(comparison), say, begun + limit)
+        runner = Runner(comparison, out, jobs, begun + limit - time.monotonic(), lines, say)
         _catch_up(out, runner.results)
         say(f"{counted(runner.total, 'run')} in {out}; {len(runner.results)} done")
         if lines:

@@ -47,6 +47,8 @@ def pruning_rows(source: Source, settings: PruneSettings, device: torch.device) 
     data, context, rewinds = source.data, source.checkpoint.plan.context, source.folder.rewinds
     held_back, order, count = _orders(source)
     wanted = min(settings.sequences, count // SHARE)
+    if len(held_back) >= FEW:  # rather fewer than some that were trained on
+        wanted = min(wanted, len(held_back))
     aside = held_back[:wanted]
     others = count - len(held_back)
     if len(aside) < wanted and settings.repair * source.config.train.batch_size >= others:

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import torch
 
-from meristem.config import Config
-from meristem.data import LabelledData, LabelledRows, Sampler, TokenData, Tokenizer, load_tokenizer
+from meristem.config import Config, GrowthConfig
+from meristem.data import LabelledData, TokenData, Tokenizer, load_tokenizer
 from meristem.errors import InputError, Remedy
 from meristem.model import Transformer, build_model
 from meristem.runs.checkpoint import Checkpoint, restore_model
 from meristem.runs.origin import NO_DATA
 from meristem.runs.run_folder import RunFolder, open_checkpoint, settle
-from meristem.training.tasks import held_back_rows
+from meristem.training.tasks import make_task
 
 
 @dataclass(frozen=True)
@@ -57,8 +57,9 @@ def open_source(
     if average:
         checkpoint = checkpoint.without_average()
     train = replace(config.train, device=device, average=0.0 if average else config.train.average)
-    rows = opened.split("train")
-    count = len(rows) if isinstance(rows, LabelledRows) else Sampler(len(rows), checkpoint.plan.context, 1, 0).windows
-    data_config = replace(config.data, path=str(path), held_back=held_back_rows(config, count))
+    if data is not None and opened.index.digest != folder.data_digest:  # other rows: none of them was trained on
+        config = replace(config, data=replace(config.data, held_back=0), growth=GrowthConfig())
+    held_back = make_task(config, checkpoint.plan, opened, fixed=False).held_back
+    data_config = replace(config.data, path=str(path), held_back=held_back)
     config = replace(config, data=data_config, train=train)
     return Source(folder, config, checkpoint, opened, load_tokenizer(folder.path) if imported else opened)

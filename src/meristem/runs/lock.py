@@ -31,7 +31,8 @@ def run_lock(folder: Path, name: Path | None = None, what: str = "run") -> Itera
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            holder = holder_of(folder)
+            file.seek(0)
+            holder = file.read(20).strip() or "unknown"
             raise RunError(f"{name or folder}: another process (pid {holder}) is working on this {what}") from error
         except OSError:
             pass

@@ -151,15 +151,16 @@ class ClassificationTask:
 def held_back_rows(config: Config, rows: int) -> int:
     """How many of so many training rows, or windows, a run does without: those of `data.held_back`, or more.
 
-    Births by demand ask for them where a run comes to rows twice; otherwise what comes next is not known to the model
-    either. A branch does as its trunk, by whose clock it goes. Policies of somebody's own are not asked, as their
-    modules need not be there when a run is looked at.
+    Births by demand ask for enough of them where a run comes to rows twice; otherwise what comes next is not known to
+    the model either. Policies of somebody's own are not asked, as their modules need not be there when a run is looked
+    at.
     """
     if config.data.held_back >= rows:
         raise InputError("data.held_back", config.data.held_back, f"must be below {rows}, all there are to train on")
     policy: Policy | None = config.policy("incrt")
-    repeats = config.clock * config.train.batch_size > rows
-    return max(config.data.held_back, policy.held_back(rows) if repeats and policy is not None else 0)
+    repeats = config.train.steps * config.train.batch_size > rows
+    asked = policy.held_back(rows) if policy is not None and (repeats or config.data.held_back) else 0
+    return max(config.data.held_back, asked)
 
 
 def class_weights(rows: LabelledRows, kind: str, classes: int) -> Tensor | None:
