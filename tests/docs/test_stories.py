@@ -30,7 +30,7 @@ NOT_RUN = {
 # How blocks begin that are nothing to be run, and what they are. Each must be in the documents.
 NO_COMMANDS = {
     "RUN, step 800": "what the audit printed, of a run that is not here",
-    "demand = the steepest fall": "words",
+    "demand = how fast": "words",
     "average +=": "a formula, which tests/training/test_averaging.py has too",
     "options: ": "what mkdocs is to show of the module (make docs)",
 }
