@@ -1,0 +1,21 @@
+#!/bin/bash
+# Small runs side by side, each on one core, in the root of the repository; runs named first-* are kept, for others to
+# begin from:
+#
+#     bash results/2026-11-19-second-budget/run.sh LIST FOLDER PROCESSES
+#
+# In LIST, FIRST stands for FOLDER. A line whose result is in FOLDER is not run again.
+set -u
+export PYTHONPATH=src OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE RUNS_PYTHON=${PYTHON:-python3} FOLDER=$2
+mkdir -p "$FOLDER"
+one() {
+    name=${1%% *} keep=()
+    [ -s "$FOLDER/$name.jsonl" ] && return
+    [[ $name == first-* ]] && keep=(--keep "$name" "$FOLDER/$name")
+    echo "$1" > "$FOLDER/$name.txt"
+    $RUNS_PYTHON scripts/runs.py results/2026-11-17-depth/rule-test.toml "$FOLDER/$name.txt" --out "$FOLDER/$name.jsonl" \
+        ${keep[@]+"${keep[@]}"} > "$FOLDER/$name.log" 2>&1
+}
+export -f one
+grep -v '^#' "$1" | sed "s|FIRST|$FOLDER|" | xargs -P "$3" -d '\n' -n 1 bash -c 'one "$1"' one
+cat "$FOLDER"/*.jsonl 2>/dev/null | wc -l
