@@ -29,7 +29,7 @@ def first(size: str, seed: int) -> str:
 
 
 def second(size: str, arm: str, seed: int, rate: str) -> str:
-    """A run with the second budget, or a part of it (rate@part); its data come in another order than the first one's."""
+    """A run with the second budget, or a part of it (rate@part); its data come in another order than before."""
     flops, best = SECOND[size]
     rate, _, part = rate.partition("@")
     source = f"--model.start_from FIRST/first-{size}-{seed}"
