@@ -49,7 +49,7 @@ def run_one(config: str, line: str, folder: Path, facts: Sequence[str] = ()) -> 
         "losses": [[entry["step"], entry["loss"], round(entry["training_seconds"], 3)] for entry in steps],
         "measured": [[entry["step"], entry["held_out_loss"]] for entry in metrics if "held_out_loss" in entry],
         "events": [[entry["step"], entry["event"], *(entry.get(fact) for fact in facts)] for entry in events],
-        "device": events[0]["device"], "torch": torch.__version__,
+        "device": next(entry["device"] for entry in events if "device" in entry), "torch": torch.__version__,
     }  # fmt: skip
 
 
