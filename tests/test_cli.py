@@ -627,7 +627,7 @@ def test_errors_name_the_flags_that_mend_them(place: Path, call: Call, tmp_path:
     refused(call("data", "prepare-labelled", rows, "--out", tmp_path / "data"), "(--on-error skip)")
 
 
-OWN_FLAGS = ("reading.py", "start.py", "running.py", "repeat.py")
+OWN_FLAGS = ("reading.py", "start.py", "processes.py", "repeat.py")
 
 
 def test_flags_are_named_by_the_command_line_only() -> None:

@@ -219,8 +219,8 @@ def test_flattening_leaves_out_what_is_not_given() -> None:
         ("[log]\ntrackers = ['tensorbord']", r"log\.trackers = 'tensorbord': must be one of tensorboard, tra"),
         # Policies and their tables.
         ("[growth]\npolicies = 'sgt'", r"growth\.policies = 'sgt': must be a list of str"),
-        ("[growth]\npolicies = ['sgd']", r"growth\.policies = 'sgd': must be among stack, .*; did you mean sgt\?"),
-        ("[growth]\npolicies = ['a b:C']", r"growth\.policies = 'a b:C': must be among"),
+        ("[growth]\npolicies = ['sgd']", r"growth\.policies = 'sgd': unknown policy .*; did you mean sgt\?"),
+        ("[growth]\npolicies = ['a b:C']", r"growth\.policies = 'a b:C': unknown policy .*; there are stack, depth"),
         ("[growth]\npolicies = ['sgt', 'sgt']", r"growth\.policies = 'sgt': must be named once"),
         ("[growth]\npolicies = ['a:Own', 'b:Own']", r"growth\.policies = 'b:Own': must be named once: .*growth\.own\]"),
         ("[growth]\npolicies = ['a:Sgt']", r"growth\.policies = 'a:Sgt': must be a class with another name"),
@@ -233,6 +233,11 @@ def test_flattening_leaves_out_what_is_not_given() -> None:
         ("[growth.random_births]\nbirth = 3", r"did you mean growth\.random_births\.births\?"),
         ("[growth.incrt]\nfed_every = 3", r"did you mean growth\.incrt\.feed_every\?"),
         ("[growth.incrt]\npasses = 3", r"did you mean growth\..*\.passes\?"),
+        # Where nothing is like it, the error says what there is.
+        ("[optimizer]\nxyz = 3", r"optimizer\.xyz = 3: unknown key; \[optimizer\] has kind, lr, .*momentum"),
+        ("[foo]\nbar = 3", r"foo\.bar = 3: unknown key; there are \[model\], \[data\], .*\[log\]$"),
+        ("[growth.foo]\nbar = 3", r"growth\.foo\.bar = 3: unknown key; there are \[growth\], \[growth\.stack\], "),
+        ("[nonesuch]\n", r"\[nonesuch\] = \{\}: unknown section; there are \[model\], .*\[log\]"),
         ("[growth.incrtt]\n", r"\[growth\.incrtt\] = \{\}: unknown table; did you mean \[growth\.incrt\]\?"),
         ("[growth.sgt]\ntotal_steps = 3", r"growth\.sgt\.total_steps = 3: unknown key"),
         ("[growth.sgt.passes]\nx = 3", r"growth\.sgt\.passes = \{'x': 3\}: must be of type int"),

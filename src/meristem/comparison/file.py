@@ -23,10 +23,10 @@ from meristem.config import (
     parse_overrides,
     read_configuration,
 )
-from meristem.config.growth import nearest
 from meristem.errors import InputError
 from meristem.growth.policy import ENDLESS
 from meristem.settings import flat, of_type
+from meristem.wording import meant
 
 Kind = Literal["tokens", "flops", "seconds", "parameters"]
 
@@ -181,7 +181,7 @@ def read_comparison(
         if key in sections:
             raise InputError(key, data[key], "belongs in an arm, a preset, or the configuration that config names")
         if key not in KEYS:
-            raise InputError(key, data[key], f"unknown key of a comparison; did you mean {nearest(key, KEYS)}?")
+            raise InputError(key, data[key], f"unknown key of a comparison; {meant(key, KEYS)}")
     data, config_changes = _with_preset(data, preset)
     if not isinstance(data.get("config"), str):
         raise InputError("config", data.get("config"), "must name a configuration, relative to this file")

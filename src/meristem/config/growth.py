@@ -8,10 +8,9 @@ are: of what types their settings are is known only then.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import importlib
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -21,6 +20,7 @@ from meristem.growth import Policy
 from meristem.growth.policies import POLICIES
 from meristem.growth.policy import ENDLESS
 from meristem.settings import from_text, is_list, of_type
+from meristem.wording import meant
 
 LENGTH = "total_steps"  # the field of a policy that is told how long the run is
 # Policies that answer the same question: how deep the model is, what is run again, and when heads are born. A run has
@@ -42,8 +42,8 @@ class GrowthConfig:
     def __post_init__(self) -> None:
         for number, name in enumerate(self.policies):
             if name not in POLICIES and not is_foreign(name):
-                expected = f"must be among {', '.join(POLICIES)}, or a class of your own as module:Class; "
-                raise InputError("growth.policies", name, f"{expected}did you mean {nearest(name, POLICIES)}?")
+                expected = "unknown policy (a class of your own is named as module:Class)"
+                raise InputError("growth.policies", name, f"{expected}; {meant(name, POLICIES)}")
             if table_name(name) in map(table_name, self.policies[:number]):
                 raise InputError("growth.policies", name, f"must be named once: there is one table [{table_key(name)}]")
             if is_foreign(name) and table_name(name) in POLICIES:
@@ -132,11 +132,6 @@ def _given(values: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in values.items() if value not in (None, {})}
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """The known name that is most like this one, which may be a slip of the finger."""
-    return difflib.get_close_matches(name, known, n=1, cutoff=0.0)[0]
-
-
 def is_foreign(name: str) -> bool:
     """Whether a policy is named as somebody's own."""
     module, colon, own = name.partition(":")
@@ -171,8 +166,8 @@ def _made(name: str, policy: Any, settings: Mapping[str, Any], steps: int) -> An
             raise InputError(f"{table_key(name)}.{key}", None, "must be given")
     own = [key for key in known if key != LENGTH]
     for key in (key for key in settings if key not in own):  # of a class of one's own: others are known when read
-        meant = f"did you mean {table_key(name)}.{nearest(key, own)}?" if own else "it has no settings"
-        raise InputError(f"{table_key(name)}.{key}", settings[key], f"unknown key; {meant}")
+        instead = meant(key, own, f"{table_key(name)}.{{}}") if own else "it has no settings"
+        raise InputError(f"{table_key(name)}.{key}", settings[key], f"unknown key; {instead}")
     hints = _hints(policy)
     typed = {key: _typed(f"{table_key(name)}.{key}", value, hints.get(key)) for key, value in settings.items()}
     try:

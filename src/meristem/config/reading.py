@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_ty
 
 from meristem.choices import TrackerName
 from meristem.config.former import former_first, translated
-from meristem.config.growth import GrowthConfig, is_foreign, nearest, policy_keys, table_name
+from meristem.config.growth import GrowthConfig, is_foreign, policy_keys, table_name
 from meristem.config.sections import (
     CheckpointConfig,
     DataConfig,
@@ -29,8 +29,7 @@ from meristem.growth import Policy
 from meristem.growth.policies import POLICIES
 from meristem.growth.policy import ENDLESS
 from meristem.settings import from_text, is_list, of_type
-
-CLOSE = 0.7  # of difflib's measure: from here on a name is taken for another one that was misspelt
+from meristem.wording import alike, meant
 
 # What may change when a run is resumed: the result does not depend on it, or (device, compile, recompute,
 # parallel, micro_batch) only in the rounding of sums.
@@ -163,7 +162,7 @@ def load_config(path: str | Path, overrides: Sequence[str] = (), note: Callable[
         if not isinstance(entries, dict):
             raise InputError(section, entries, f"must stand in one of the sections {sections[:-1]}")
         if section not in sections and not entries:  # one with keys is answered with the nearest key
-            raise InputError(f"[{section}]", entries, f"unknown section; did you mean [{nearest(section, sections)}]?")
+            raise InputError(f"[{section}]", entries, f"unknown section; {meant(section, sections, '[{}]')}")
         for key, value in entries.items():
             if section == "growth" and isinstance(value, dict) and (value or key in POLICIES):
                 values |= {f"growth.{key}.{name}": entry for name, entry in value.items()}
@@ -201,7 +200,7 @@ def build_config(values: Mapping[str, Any], note: Callable[[str], None] | None =
         elif section == "growth" and table in foreign:
             tables.setdefault(table, {})[own] = _plain(key, value)
         elif section == "growth" and not own and isinstance(value, dict):
-            raise InputError(f"[{key}]", value, f"unknown table; did you mean [growth.{nearest(table, POLICIES)}]?")
+            raise InputError(f"[{key}]", value, f"unknown table; {meant(table, POLICIES, '[growth.{}]')}")
         elif key not in known:
             raise _unknown(key, value)
         elif own:
@@ -226,8 +225,9 @@ def parse_overrides(arguments: Sequence[str]) -> dict[str, Any]:
         argument = rest.pop(0)
         key, equals, text = argument[2:].partition("=")
         if not argument.startswith("--") or "." not in key:
-            named = _nearest_key(key) if argument.startswith("--") else "train.steps"
-            raise InputError("argument", argument, f"expected --section.key value; did you mean --{named}?")
+            near = _nearest_key(key) if argument.startswith("--") else None
+            instead = ", such as --train.steps 100" if near is None else f"; did you mean --{near}?"
+            raise InputError("argument", argument, f"expected --section.key value{instead}")
         if not equals:
             if not rest:
                 raise InputError(key, None, "needs a value")
@@ -345,18 +345,34 @@ def check_keys(values: Mapping[str, Any], foreign: Collection[str]) -> None:
 
 
 def _unknown(key: str, value: Any) -> InputError:
-    return InputError(key, value, f"unknown key; did you mean {_nearest_key(key)}?")
+    if (near := _nearest_key(key)) is not None:
+        return InputError(key, value, f"unknown key; did you mean {near}?")
+    table = key.rpartition(".")[0]
+    if names := _names_in(table):
+        return InputError(key, value, f"unknown key; [{table}] has {', '.join(names)}")
+    tables = dict.fromkeys(other.rpartition(".")[0] for other in _known_keys())
+    beside = [f"[{other}]" for other in tables if other.partition(".")[0] == key.partition(".")[0]]
+    there = ", ".join(beside or (f"[{other}]" for other in tables if "." not in other))
+    return InputError(key, value, f"unknown key; there are {there}")
 
 
-def _nearest_key(key: str) -> str:
-    """The key that was meant: a name much like it in the same table, the same name in another one, or any."""
+def _nearest_key(key: str) -> str | None:
+    """The key that was meant: one like it in its table, or one of its name, or of a name like it, in another table."""
     table, _, name = key.rpartition(".")
-    known = list(_known_keys())
-    beside = [other for other in known if other.rpartition(".")[0] == table]
-    alike = difflib.get_close_matches(name, [other.rpartition(".")[2] for other in beside], n=1, cutoff=CLOSE)
-    if alike:
-        return f"{table}.{alike[0]}"
-    return nearest(key, [other for other in known if other.rpartition(".")[2] == name] or known)
+    if table in _known_keys():
+        return table
+    names = _names_in(table)
+    if (near := alike(name, names)) is not None:
+        return f"{table}.{near}"
+    all_names = [other.rpartition(".")[2] for other in _known_keys()]
+    wanted = name if name in all_names or names else alike(name, all_names)
+    namesakes = [other for other in _known_keys() if other.rpartition(".")[2] == wanted]
+    return next(iter(difflib.get_close_matches(key, namesakes, n=1, cutoff=0.0)), None)
+
+
+def _names_in(table: str) -> list[str]:
+    """The keys of a table, without its name."""
+    return [key.rpartition(".")[2] for key in _known_keys() if key.rpartition(".")[0] == table]
 
 
 def _plain(key: str, value: Any) -> Any:
