@@ -4,7 +4,7 @@
 #
 #     bash results/2026-11-19-second-budget/run.sh LIST FOLDER PROCESSES
 #
-# In LIST, FIRST stands for FOLDER. A line whose result is in FOLDER is not run again.
+# They are run before the others. In LIST, FIRST stands for FOLDER. A line whose result is in FOLDER is not run again.
 set -u
 export PYTHONPATH=src OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE RUNS_PYTHON=${PYTHON:-python3} FOLDER=$2
 mkdir -p "$FOLDER"
@@ -17,5 +17,8 @@ one() {
         ${keep[@]+"${keep[@]}"} > "$FOLDER/$name.log" 2>&1
 }
 export -f one
-grep -v '^#' "$1" | sed "s|FIRST|$FOLDER|" | xargs -P "$3" -d '\n' -n 1 bash -c 'one "$1"' one
+lines() { grep -v '^#' "$LIST" | grep "$@" | sed "s|FIRST|$FOLDER|" | xargs -r -P "$PROCESSES" -d '\n' -n 1 bash -c 'one "$1"' one; }
+LIST=$1 PROCESSES=$3
+lines '^first-'
+lines -v '^first-'
 cat "$FOLDER"/*.jsonl 2>/dev/null | wc -l

@@ -356,6 +356,25 @@ def test_blocks_that_another_rule_began_with_are_named(
         finished_runs(comparison, tmp_path / "out")
 
 
+def test_blocks_that_another_rule_wanted_of_a_finished_model_are_named(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("meristem.training.growth_from_config.best_depth", lambda updates, tokens: 3)
+    arms: dict[str, Any] = {"a": {"model.schedule": "uniform", "model.layers": 2}}
+    arms["depth"] = arms["a"] | {"growth.policies": ["depth"]}
+    first = asked(tmp_path, data, arms=arms, primary=["depth", "a"], budget={"kind": "flops", "flops": 3e8})
+    train(configuration(first, RunKey("a", 0), {}), tmp_path / "first")
+    for settings in arms.values():
+        settings["model.start_from"] = str(tmp_path / "first")
+    comparison = asked(tmp_path, data, arms=arms, primary=["depth", "a"], budget={"kind": "flops", "flops": 3e8})
+    key = RunKey("depth", 0)
+    train(configuration(comparison, key, {}), tmp_path / "out" / key.path)
+    assert key in finished_runs(comparison, tmp_path / "out")
+    monkeypatch.setattr("meristem.training.growth_from_config.best_depth", lambda updates, tokens: 4)
+    with pytest.raises(InputError, match=r"growth.depth.layers = 0: .*seed-0 was to have 3 blocks, which"):
+        finished_runs(comparison, tmp_path / "out")
+
+
 def test_other_data_is_refused(done: Path, tmp_path: Path) -> None:
     """Also where they make for another structure, as rows with labels do."""
     rows = tmp_path / "rows"

@@ -113,6 +113,65 @@ def test_lines_and_picture_tell_of_blocks(grown: RunFolder, tmp_path: Path) -> N
     assert "blocks are copied" in texts(root)
 
 
+# --- beginning with the blocks of another run ------------------------------------------------------------------------
+
+SECOND: dict[str, Any] = {**SETTINGS, "growth__depth__promise": 0.016, "growth__depth__start_layers": None}
+
+
+def flops_for(blocks: int, run: RunFolder) -> float:
+    """FLOPs for which so many blocks are best."""
+    rows, one = run.config.train.batch_size, replace(run.plan, layers=run.plan.layers[:1], target=())
+    updates = 18_000 * blocks**2.5 / math.sqrt(rows * one.context)
+    return updates * one.cost.training_of(rows, one.context).causal
+
+
+@pytest.fixture(scope="module")
+def shallow(data: Path, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    """A run of two blocks that has ended."""
+    plain = {name: value for name, value in SETTINGS.items() if not name.startswith(("growth", "train__flops"))}
+    return trained(data, tmp_path_factory.mktemp("shallow") / "run", **{**plain, "model__layers": 2})
+
+
+def second(data: Path, shallow: RunFolder, out: Path, **changes: Any) -> RunFolder:
+    start = {"model__start_from": str(shallow.path), "train__flops": flops_for(3, shallow)}
+    # The rule wants thousands of updates; with a shorter one the run is as long as a test may be.
+    return trained(data, out, **{**SECOND, **start, **changes})
+
+
+def test_a_second_budget_makes_the_blocks_as_many_as_are_best(
+    data: Path, shallow: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `stack` does it where it is told how many: to the last bit."""
+    monkeypatch.setattr("meristem.growth.policies.depth.ONE_BLOCK", 300)
+    few = flops_for(3, shallow) / 60
+    run = second(data, shallow, tmp_path / "run", train__flops=few)
+    assert growth(run) == [(1, 2, 3)]
+    assert [len(run.plan.layers), len(run.plan.target)] == [2, 3]
+    assert run.config["growth.depth.layers"] == 3
+    stack = {"growth__policies": ["stack"], "growth__stack__layers": 3, "growth__stack__start_layers": 2}
+    given = {name: value for name, value in SECOND.items() if not name.startswith("growth")}
+    start = {"model__start_from": str(shallow.path), "train__flops": few, "growth__stack__at": [1]}
+    same = trained(data, tmp_path / "same", **{**given, **stack, **start})
+    assert [e["loss"] for e in metrics(run) if "loss" in e] == [e["loss"] for e in metrics(same) if "loss" in e]
+    for last in (0, 50):
+        copy = copy_run(run, tmp_path / f"copy-{last}", last=last)
+        resume(copy.path, tiny_config(data, **{**SECOND, "model__start_from": str(shallow.path), "train__flops": few}))
+        assert_equal_runs(copy, run)
+        assert final_state(copy) == final_state(run)
+    lines = run_text(run.path).splitlines()
+    assert lines[1].startswith("depth: Began with 2 blocks, which became 3 by copies after the first update (growth.")
+    assert json.dumps(run_data(run.path))
+
+
+def test_a_run_that_is_deep_enough_says_that_nothing_is_added(
+    data: Path, shallow: RunFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = second(data, shallow, tmp_path / "run", train__flops=flops_for(1, shallow) / 200)
+    assert growth(run) == []
+    assert "growth.depth: of no use, as the run begins with 2 blocks, all that there may be" in capsys.readouterr().out
+    assert "Began with 2 blocks, those of the run that it started from; these are all" in run_text(run.path)
+
+
 def test_it_needs_flops(data: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"train.flops = None: must be given, as depth"):
         train(tiny_config(data, **{**SETTINGS, "train__flops": None}), tmp_path / "run")

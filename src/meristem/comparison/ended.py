@@ -108,8 +108,10 @@ def _check_structure(begun: Begun, config: Config) -> None:
     """Refuse a run that began with another structure; where the file that names it lies does not matter."""
     if (field := first_difference(starting_plan_of(config), begun.plan)) is not None:
         if config.growth.has("depth") and config["growth.depth.start_layers"] is None:
-            blocks = counted(len(begun.plan.layers), "block")
-            raise begun.refused("growth.depth.start_layers", None, f"began with {blocks}, which can be named")
+            key, told, layers = "growth.depth.start_layers", "began with", begun.plan.layers
+            if config.model.start_from is not None:
+                key, told, layers = "growth.depth.layers", "was to have", begun.plan.target or begun.plan.layers
+            raise begun.refused(key, config[key], f"{told} {counted(len(layers), 'block')}, which can be named")
         named = [key for key, value in known_values(config).items() if key.endswith((".plan", ".like")) and value]
         key = named[0] if named else f"plan.{field}"
         raise begun.refused(key, config[key] if named else None, f"began with another structure ({field})")

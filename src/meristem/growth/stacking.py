@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import reduce
 from typing import Any
 
@@ -11,6 +12,13 @@ from meristem.growth.head_surgery import packed_layer
 from meristem.growth.policy import Change
 from meristem.plan import Plan
 from meristem.seeds import own_seed
+
+
+def deepened(plan: Plan, size: int, order: str = "stack") -> Plan:
+    """The plan with `size` layers, each of the shape of the one that it will be a copy of."""
+    own, count = plan.layers, len(plan.layers)
+    sources = (new % count if order == "stack" else new * count // size for new in range(size))
+    return replace(plan, layers=tuple(own[source] for source in sources))
 
 
 def stacked(plan: Plan, size: int) -> list[AddBlock]:

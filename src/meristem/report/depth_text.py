@@ -15,9 +15,15 @@ from meristem.wording import counted
 
 def depth_text(config: Config, start: Plan, numbers: LayerNumbers) -> str:
     """With how many blocks a run began and why, how many there may be, and what was decided since."""
-    given = config.policy("depth").start_layers is not None
-    why = "as growth.depth.start_layers says" if given else "as many as are best for train.flops"
-    begin = f"Began with {counted(len(start.layers), 'block')}, {why}"
+    policy, begin = config.policy("depth"), f"Began with {counted(len(start.layers), 'block')}"
+    if policy.layers:
+        return f"{begin}, which became {policy.layers} by copies after the first update (growth.depth.layers)."
+    if policy.start_layers is not None:
+        begin += ", as growth.depth.start_layers says"
+    elif config.model.start_from is not None:
+        begin += ", those of the run that it started from"
+    else:
+        begin += ", as many as are best for train.flops"
     most = len(start.target or start.layers)
     setting = " (model.layers)" if most == config.model.layers else ""
     if not start.target:

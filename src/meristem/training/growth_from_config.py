@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from meristem.config import Config
+from meristem.config import Config, build_config, flatten
 from meristem.config.growth import HEADS, LOOPS
 from meristem.errors import InputError, RunError
 from meristem.growth import BlockLoop, Grower, Policy, Sgt, SgtState, StaticLoops
@@ -56,14 +56,27 @@ def starting_plan(config: Config, plan: Plan) -> Plan:
     return plan
 
 
+def with_found_depth(config: Config, given: Plan, prepared: Plan) -> Config:
+    """The configuration that also says how many blocks those of the plan that was given become, if more are best."""
+    begins_whole = len(prepared.layers) == len(given.layers)
+    if not (config.growth.has("depth") and prepared.target and not given.target and begins_whole):
+        return config
+    return build_config({**flatten(config), "growth.depth.layers": len(prepared.target)})
+
+
 def _with_best_depth(policy: Depth, config: Config, plan: Plan) -> Plan:
-    """The plan with as many blocks as the policy says, or as are best for the FLOPs of the run, up to all it has."""
-    if policy.start_layers is not None:
+    """The plan with as many blocks as the policy says, or as are best for the FLOPs of the run, up to all it has.
+
+    A run that starts from another begins with all blocks of that one, which become as many as are best.
+    """
+    if policy.start_layers is not None or policy.layers or plan.target:
         return policy.prepare(plan)
     assert config.train.flops is not None
     rows, one = config.train.batch_size, replace(plan, layers=plan.layers[:1], target=())
     updates = config.train.flops / one.cost.training_of(rows, plan.context).causal
     blocks = best_depth(updates, rows * plan.context)
+    if config.model.start_from is not None:
+        return plan if blocks <= len(plan.layers) else replace(policy, layers=blocks).prepare(plan)
     return plan if blocks >= len(plan.layers) else replace(policy, start_layers=blocks).prepare(plan)
 
 

@@ -70,10 +70,16 @@ def with_steps(config: Config, needed: int) -> Config:
 
 
 def as_found(config: Config, began: Config) -> Config:
-    """A run's configuration with the updates that were found out when it began, where FLOPs say how long it is."""
+    """A run's configuration with what was found out when it began, where FLOPs say how long it is.
+
+    That is how many updates it has and, if it started from another run, how many blocks are best for it.
+    """
     if config.train.flops is None:
         return config
     growth = replace(config.growth, steps=began.growth.steps)
+    if growth.has("depth") and began.growth.has("depth") and not config["growth.depth.layers"]:
+        found = {**growth.tables["depth"], "layers": began["growth.depth.layers"]}
+        growth = replace(growth, tables={**growth.tables, "depth": found})
     return replace(config, train=replace(config.train, steps=began.train.steps), growth=growth)
 
 

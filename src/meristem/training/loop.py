@@ -133,6 +133,9 @@ class Trainer:
         """Settings that have no effect in this run."""
         policies = {} if self.grower is None else self.grower.policies
         idle = [f"growth.{name}.{text}" for name, policy in policies.items() for text in policy.warnings]
+        if "depth" in policies and not self.folder.plan.target:
+            blocks = counted(len(self.folder.plan.layers), "block")
+            idle.append(f"growth.depth: of no use, as the run begins with {blocks}, all that there may be")
         return idle_settings(self.config, classifier=self.plan.classes is not None) + idle
 
     @property

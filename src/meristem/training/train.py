@@ -30,7 +30,7 @@ from meristem.runs.start import write_start
 from meristem.training.branching import Trunk, begin_anew
 from meristem.training.distributed import Processes, processes
 from meristem.training.going_on import check_bound, go_back, load_agreed, restore_logs
-from meristem.training.growth_from_config import starting_plan
+from meristem.training.growth_from_config import starting_plan, with_found_depth
 from meristem.training.length import as_found, updates_left, with_steps
 from meristem.training.loop import Outcome, Trainer, evaluations_of, last_measured, micro_batch, task_of
 from meristem.training.signals import StopSignals
@@ -61,15 +61,17 @@ def train(config: Config, out: str | Path) -> Outcome:
         trunk = Trunk.of(config)
         if trunk is not None:
             config = trunk.followed(config, data)
-        plan = starting_plan(config, initial_plan(config, data))
+        given = initial_plan(config, data)
+        plan = starting_plan(config, given)
+        config = with_found_depth(config, given, plan)
         if config.train.flops is not None:
             config = with_steps(config, task_of(config, plan, data, peers).step_flops(plan).causal)
         if trunk is not None:
             trunk.check_plan(plan)
         _check(config, plan, data, peers)
         with _begun(Path(out), config, plan, data, peers, trunk) as folder:
-            given = trunk is not None or config.model.start_from is not None
-            checkpoint = load_agreed(folder, peers, logger.warning) if given else None
+            begun = trunk is not None or config.model.start_from is not None
+            checkpoint = load_agreed(folder, peers, logger.warning) if begun else None
             return _trained(folder, config, data, checkpoint, peers)
 
 

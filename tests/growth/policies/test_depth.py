@@ -181,6 +181,23 @@ def test_it_asks_for_the_loss_only_while_blocks_are_to_come() -> None:
     assert policy.feeding(policy.begin(plan), 7, PLAN) == ()
 
 
+def test_blocks_that_are_trained_already_are_copied_after_the_first_update() -> None:
+    """All of them are there from the start, each copy has the shape of its source, and no loss is asked for."""
+    own = Plan.prism(layers=3, width=64, heads=4, vocabulary=320, context=128)
+    policy = Depth(1000, layers=5)
+    plan = policy.prepare(own)
+    assert plan.layers == own.layers
+    assert plan.target == (*own.layers, *own.layers[:2])
+    state = policy.begin(plan)
+    assert policy.needs(state, 1, plan) == policy.feeding(state, 1, plan) == ()
+    (change,) = policy.decide(state, 1, plan, {}).changes
+    assert change.facts["copies"] == [[3, 0], [4, 1]]
+    grown = reduce(lambda had, edit: edit.apply(had), change.edits, plan)
+    assert (grown.layers, grown.target) == (plan.target, ())
+    policy.check(grown)
+    assert policy.needs(state, 2, grown) is None
+
+
 def test_settings_and_plans_that_cannot_be_are_refused() -> None:
     for promise in (0.0, 1.0, math.nan):
         with pytest.raises(InputError, match=r"promise = .*: must be above 0 and below 1"):
@@ -193,6 +210,12 @@ def test_settings_and_plans_that_cannot_be_are_refused() -> None:
         Depth(100).prepare(PLAN)
     with pytest.raises(InputError, match=r"build the model from policy.prepare"):
         Depth(100, start_layers=1).check(replace(PLAN, layers=PLAN.layers[:1]))
+    with pytest.raises(InputError, match=r"build the model from policy.prepare"):
+        Depth(100, layers=17).check(PLAN)
+    with pytest.raises(InputError, match=r"layers = 16: must be above the 16 layers of the plan"):
+        Depth(100, layers=16).prepare(PLAN)
+    with pytest.raises(InputError, match=r"layers = 4: cannot be given with start_layers"):
+        Depth(100, start_layers=2, layers=4)
     prepared = Depth(100, start_layers=1).prepare(PLAN)
     assert Depth(100, start_layers=1).prepare(prepared) == prepared
 

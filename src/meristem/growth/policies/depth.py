@@ -22,8 +22,8 @@ from meristem.errors import InputError
 from meristem.gauges.gauge import Gauge
 from meristem.gauges.training_progress import UpdateLoss
 from meristem.growth.policy import Decision, Policy, Readings, check_types
-from meristem.growth.stacking import stacked, stacking
-from meristem.limits import check_integer
+from meristem.growth.stacking import deepened, stacked, stacking
+from meristem.limits import MOST_LAYERS, check_integer
 from meristem.moves import Moves
 from meristem.plan import Plan
 from meristem.records import finite
@@ -82,6 +82,9 @@ class Depth(Policy):
     `best_depth` says how many blocks were best to begin with; `meristem train` asks it where `start_layers` are not
     given. The copies are those of `Stack`, put on top.
 
+    A plan whose blocks are trained already, as those of a finished run, cannot begin with fewer: with `layers`, it
+    begins with all its blocks, and they are copied after the first update, until there are so many.
+
     >>> len(Depth(total_steps=200, start_layers=1).prepare(plan).layers)
     1
     """
@@ -91,12 +94,18 @@ class Depth(Policy):
     total_steps: int
     start_layers: int | None = None
     promise: float = 0.016  # share of the loss by which two blocks are ahead of one, per e-fold of the updates
+    layers: int = 0  # what the blocks of the plan become after the first update; none are copied then if 0
 
     def __post_init__(self) -> None:
         check_types(self)
         check_integer("total_steps", self.total_steps, 1)
         if self.start_layers is not None:
             check_integer("start_layers", self.start_layers, 1)
+        check_integer("layers", self.layers, 0, MOST_LAYERS)
+        if self.layers and self.start_layers is not None:
+            raise InputError(
+                "layers", self.layers, "cannot be given with start_layers, which says with how few to begin"
+            )
         if not 0 < self.promise < 1:
             raise InputError("promise", self.promise, "must be above 0 and below 1: a share of the loss")
 
@@ -115,11 +124,15 @@ class Depth(Policy):
         return (self.gauge,)
 
     def prepare(self, plan: Plan) -> Plan:
-        """The plan with its first layers, and all of them as its target."""
+        """The plan with its first layers, and all of them as its target; or with its layers, and `layers` as target."""
         if plan.target:
             return plan
         if plan.is_looped:
             raise InputError("plan", plan.digest[:12], "has loops or repeats, which would not follow copies of blocks")
+        if self.layers:
+            if self.layers <= len(plan.layers):
+                raise InputError("layers", self.layers, f"must be above the {len(plan.layers)} layers of the plan")
+            return replace(plan, target=deepened(plan, self.layers).layers)
         if self.start_layers is None:
             raise InputError(
                 "start_layers", None, "must be given; meristem.growth.best_depth(updates, tokens) says what was best"
@@ -131,19 +144,24 @@ class Depth(Policy):
 
     def check(self, plan: Plan) -> None:
         """Refuse a plan that is neither on the way to its target nor there."""
-        if not plan.target and len(plan.layers) <= (self.start_layers or 0):
+        if not plan.target and len(plan.layers) < (self.layers or (self.start_layers or 0) + 1):
             raise InputError("model.plan", plan.digest[:12], "build the model from policy.prepare(plan)")
 
     def begin(self, plan: Plan) -> DepthState:
         return DepthState(self.total_steps * _cost(plan), _cost(plan))
 
     def feeding(self, state: DepthState, step: int, plan: Plan) -> tuple[Gauge, ...]:
-        return (self.gauge,) if plan.target else ()
+        return (self.gauge,) if plan.target and not self.layers else ()
 
     def needs(self, state: DepthState, step: int, plan: Plan) -> tuple[Gauge, ...] | None:
+        if plan.target and self.layers:
+            return ()
         return (self.gauge,) if plan.target and step % self.every == 0 else None
 
     def decide(self, state: DepthState, step: int, plan: Plan, readings: Readings) -> Decision:
+        if self.layers:
+            rule = f"{self.layers} blocks are wanted from the first update on"
+            return Decision(state, (stacking(plan, stacked(plan, self.layers), rule),))
         loss = readings[self.gauge]
         losses = (*state.losses, (step, loss)) if math.isfinite(loss) else state.losses
         losses = tuple(entry for entry in losses if entry[0] >= max(FIRST, step / WINDOW))

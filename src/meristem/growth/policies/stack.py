@@ -16,7 +16,7 @@ from meristem.errors import InputError
 from meristem.gauges.gauge import Gauge
 from meristem.growth.edits import AddBlock
 from meristem.growth.policy import ENDLESS, Ahead, Decision, Policy, Readings, check_types
-from meristem.growth.stacking import copied_block, stacked, stacking
+from meristem.growth.stacking import copied_block, deepened, stacked, stacking
 from meristem.limits import MOST_LAYERS, check_integer
 from meristem.plan import Plan
 
@@ -85,7 +85,10 @@ class Stack(Policy):
         if plan.target:
             return plan
         if self.layers:
-            plan = self._deeper(plan)
+            if (self.start_layers or self.layers // 2) != (own := len(plan.layers)):
+                expected = f"must be {own}, those of the plan, if `layers` says how many there will be"
+                raise InputError("start_layers", self.start_layers, expected)
+            plan = deepened(plan, self.layers, self.order)
         count = len(plan.layers)
         if count == 1:
             raise InputError("layers", count, "must be at least 2, for a run to begin with fewer")
@@ -101,15 +104,6 @@ class Stack(Policy):
         first = sizes[0]
         chosen = range(first) if self.order == "stack" else range(0, count, count // first)
         return replace(plan, layers=tuple(plan.layers[layer] for layer in chosen), target=plan.layers)
-
-    def _deeper(self, plan: Plan) -> Plan:
-        """The plan with as many layers as there will be, each of the shape of the one that it will be a copy of."""
-        own, count = plan.layers, len(plan.layers)
-        if (self.start_layers or self.layers // 2) != count:
-            expected = f"must be {count}, those of the plan, if `layers` says how many there will be"
-            raise InputError("start_layers", self.start_layers, expected)
-        sources = (new % count if self.order == "stack" else new * count // self.layers for new in range(self.layers))
-        return replace(plan, layers=tuple(own[source] for source in sources))
 
     def check(self, plan: Plan) -> None:
         """Refuse a plan that is neither on the way to its target nor there."""
