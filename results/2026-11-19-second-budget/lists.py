@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import sys
 
-FIRST = {"small": ("9.52e11", 1), "middle": ("3.97e12", 2)}  # FLOPs, blocks
-SECOND = {"small": ("3.97e12", 2), "middle": ("1.59e13", 3)}  # FLOPs, the best depth for them
-ONCE = {"small": "4.922e12", "middle": "1.987e13"}  # FLOPs of both
+FIRST = {"small": ("9.52e11", 1), "middle": ("3.97e12", 2), "768": ("3.4e15", 2)}  # FLOPs, blocks
+SECOND = {"small": ("3.97e12", 2), "middle": ("1.59e13", 3), "768": ("1.35e16", 3)}  # FLOPs, the best depth for them
+ONCE = {"small": "4.922e12", "middle": "1.987e13", "768": "1.69e16"}  # FLOPs of both
 COPIES = {  # blocks at the end, when they are copied (updates or a part of the run), in which order
     "small": ("deeper:2:1:stack", "deeper:2:0.1:stack"),
     "middle": ("deeper:4:1:stack", "deeper:3:1:stack"),
+    "768": ("deeper:4:1:stack", "deeper:3:1:stack"),
 }
-RATES = ("2.5e-3", "5e-3", "1e-2")
-WIDTH = "--model.width 128"
+RATES = {"small": ("2.5e-3", "5e-3", "1e-2"), "middle": ("2.5e-3", "5e-3", "1e-2"), "768": ("2.8e-3", "4e-3", "5.7e-3")}
+FIRST_RATE = {"small": "5e-3", "middle": "5e-3", "768": "4e-3"}
+WIDTH = {"small": "--model.width 128", "middle": "--model.width 128", "768": "--model.width 768"}
 
 
 def seeds(seed: int, data: int) -> str:
@@ -24,8 +26,8 @@ def seeds(seed: int, data: int) -> str:
 
 def first(size: str, seed: int) -> str:
     flops, blocks = FIRST[size]
-    lr = "--optimizer.lr 5e-3"
-    return f"first-{size}-{seed} --model.layers {blocks} {WIDTH} --train.flops {flops} {lr} {seeds(seed, seed)}"
+    rest = f"--train.flops {flops} --optimizer.lr {FIRST_RATE[size]} {seeds(seed, seed)}"
+    return f"first-{size}-{seed} --model.layers {blocks} {WIDTH[size]} {rest}"
 
 
 def second(size: str, arm: str, seed: int, rate: str) -> str:
@@ -41,7 +43,7 @@ def second(size: str, arm: str, seed: int, rate: str) -> str:
     elif kind == "same":
         shape = source
     else:
-        shape = f"--model.layers {option or best} {WIDTH}"
+        shape = f"--model.layers {option or best} {WIDTH[size]}"
         flops = ONCE[size] if kind == "once" else flops
     if part:
         flops = f"{float(flops) * float(part):.4g}"
@@ -54,7 +56,7 @@ def main() -> None:
     if stage == "tune":
         print(first(size, 100))
         for arm in (*COPIES[size], "same", "fresh"):
-            for rate in RATES:
+            for rate in RATES[size]:
                 print(second(size, arm, 100, rate))
         return
     rates = [entry.split("=") for entry in chosen if "=" in entry]

@@ -5,15 +5,19 @@
 #     bash results/2026-11-19-second-budget/run.sh LIST FOLDER PROCESSES
 #
 # They are run before the others. In LIST, FIRST stands for FOLDER. A line whose result is in FOLDER is not run again.
+# On a GPU, with `python lists.py tune 768` as LIST, data in /dev/shm/data and four runs side by side:
+#
+#     BASE=results/2026-11-17-depth/base.toml MORE="--data.path /dev/shm/data --eval.windows 542" bash .../run.sh ... 4
 set -u
-export PYTHONPATH=src OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE RUNS_PYTHON=${PYTHON:-python3} FOLDER=$2
+export PYTHONPATH=src OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE RUNS_PYTHON=${PYTHON:-python3} FOLDER=$2 MORE=${MORE:-}
+export BASE=${BASE:-results/2026-11-17-depth/rule-test.toml}
 mkdir -p "$FOLDER"
 one() {
     name=${1%% *} keep=()
     [ -s "$FOLDER/$name.jsonl" ] && return
     [[ $name == first-* ]] && keep=(--keep "$name" "$FOLDER/$name")
-    echo "$1" > "$FOLDER/$name.txt"
-    $RUNS_PYTHON scripts/runs.py results/2026-11-17-depth/rule-test.toml "$FOLDER/$name.txt" --out "$FOLDER/$name.jsonl" \
+    echo "$1 $MORE" > "$FOLDER/$name.txt"
+    $RUNS_PYTHON scripts/runs.py "$BASE" "$FOLDER/$name.txt" --out "$FOLDER/$name.jsonl" \
         ${keep[@]+"${keep[@]}"} > "$FOLDER/$name.log" 2>&1
 }
 export -f one
