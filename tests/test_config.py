@@ -96,6 +96,7 @@ TABLES: dict[str, dict[str, Any]] = {
 NAMED: dict[str, dict[str, Any]] = {
     "static_loops": {"layers": [4, 2], "heads": "all"},
     "block_loop": {"layers": [4, 2]},
+    "depth": {"layers": 4},
 }
 
 
