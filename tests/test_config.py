@@ -96,8 +96,8 @@ TABLES: dict[str, dict[str, Any]] = {
 NAMED: dict[str, dict[str, Any]] = {
     "static_loops": {"layers": [4, 2], "heads": "all"},
     "block_loop": {"layers": [4, 2]},
-    "depth": {"layers": 4},
 }
+APART = {**NAMED, "depth": {"layers": 4}}  # settings that cannot stand beside those of TABLES
 
 
 def saved(tmp_path: Path, text: str) -> Path:
@@ -130,8 +130,8 @@ def test_every_field_comes_back_through_toml(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", POLICIES)
 def test_every_setting_of_a_policy_comes_back_through_toml(name: str, tmp_path: Path) -> None:
     known = {entry.name: entry for entry in fields(POLICIES[name]) if entry.name != "total_steps"}
-    assert {*TABLES[name], *NAMED.get(name, {})} == known.keys()
-    for table in (TABLES[name], *(NAMED[name] for _ in range(name in NAMED))):
+    assert {*TABLES[name], *APART.get(name, {})} == known.keys()
+    for table in (TABLES[name], *(APART[name] for _ in range(name in APART))):
         config = build_config(policies(name, **{name: table}))
         assert load_config(saved(tmp_path, config.to_toml())) == config
         for key, value in table.items():
