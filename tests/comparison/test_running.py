@@ -371,7 +371,7 @@ def test_blocks_that_another_rule_wanted_of_a_finished_model_are_named(
     train(configuration(comparison, key, {}), tmp_path / "out" / key.path)
     assert key in finished_runs(comparison, tmp_path / "out")
     monkeypatch.setattr("meristem.training.growth_from_config.best_depth", lambda updates, tokens: 4)
-    with pytest.raises(InputError, match=r"growth.depth.layers = 0: .*seed-0 was to have 3 blocks, which"):
+    with pytest.raises(InputError, match=r"growth.depth.layers = None: .*seed-0 was to have 3 blocks, which"):
         finished_runs(comparison, tmp_path / "out")
 
 

@@ -52,32 +52,47 @@ def starting_plan(config: Config, plan: Plan) -> Plan:
         try:
             plan = _with_best_depth(policy, config, plan) if isinstance(policy, Depth) else _prepared(policy, plan)
         except InputError as error:
+            whole = next((name for name in ("plan", "start_from") if getattr(config.model, name) is not None), None)
+            if error.field == "plan" and whole is not None:
+                raise InputError(f"model.{whole}", getattr(config.model, whole), error.expected) from None
             raise InputError(f"growth.{policy.title}.{error.field}", error.value, error.expected) from None
     return plan
 
 
-def with_found_depth(config: Config, given: Plan, prepared: Plan) -> Config:
-    """The configuration that also says how many blocks those of the plan that was given become, if more are best."""
-    begins_whole = len(prepared.layers) == len(given.layers)
-    if not (config.growth.has("depth") and prepared.target and not given.target and begins_whole):
+def with_found_depth(config: Config, plan: Plan) -> Config:
+    """The configuration that also says how many blocks those of another run become, where `depth` has found it."""
+    if not (config.growth.has("depth") and config.model.start_from is not None and plan.target):
         return config
-    return build_config({**flatten(config), "growth.depth.layers": len(prepared.target)})
+    return build_config({**flatten(config), "growth.depth.layers": len(plan.target)})
 
 
 def _with_best_depth(policy: Depth, config: Config, plan: Plan) -> Plan:
-    """The plan with as many blocks as the policy says, or as are best for the FLOPs of the run, up to all it has.
-
-    A run that starts from another begins with all blocks of that one, which become as many as are best.
-    """
-    if policy.start_layers is not None or policy.layers or plan.target:
+    """The plan with as many blocks as the policy says, or as are best for the FLOPs of the run, up to all it has."""
+    if config.model.start_from is not None:
+        return _deepened(policy, config, replace(plan, target=()))  # what that run had still before it ends with it
+    if policy.start_layers is not None or policy.layers is not None or plan.target:
         return policy.prepare(plan)
+    blocks = _best_for(config, plan)
+    return plan if blocks >= len(plan.layers) else replace(policy, start_layers=blocks).prepare(plan)
+
+
+def _deepened(policy: Depth, config: Config, plan: Plan) -> Plan:
+    """The plan of another run, whose blocks all stay and become as many as the policy says, or as are best."""
+    if policy.start_layers is not None:
+        expected = "cannot be given with model.start_from, whose blocks all stay; layers says what they become"
+        raise InputError("start_layers", policy.start_layers, expected)
+    if policy.layers is None:
+        blocks = _best_for(config, plan)
+        return plan if blocks <= len(plan.layers) else replace(policy, layers=blocks).prepare(plan)
+    return policy.prepare(plan)
+
+
+def _best_for(config: Config, plan: Plan) -> int:
+    """How many blocks like the first one of a plan are best for the FLOPs of a run."""
     assert config.train.flops is not None
     rows, one = config.train.batch_size, replace(plan, layers=plan.layers[:1], target=())
     updates = config.train.flops / one.cost.training_of(rows, plan.context).causal
-    blocks = best_depth(updates, rows * plan.context)
-    if config.model.start_from is not None:
-        return plan if blocks <= len(plan.layers) else replace(policy, layers=blocks).prepare(plan)
-    return plan if blocks >= len(plan.layers) else replace(policy, start_layers=blocks).prepare(plan)
+    return best_depth(updates, rows * plan.context)
 
 
 def make_grower(config: Config, model: Transformer, optimizer: torch.optim.Optimizer) -> Grower | None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from meristem.config import Config
+from meristem.config import Config, build_config, flatten
 from meristem.errors import InputError
 from meristem.growth.policy import Ahead
 from meristem.plan import Plan
@@ -77,10 +77,12 @@ def as_found(config: Config, began: Config) -> Config:
     if config.train.flops is None:
         return config
     growth = replace(config.growth, steps=began.growth.steps)
-    if growth.has("depth") and began.growth.has("depth") and not config["growth.depth.layers"]:
-        found = {**growth.tables["depth"], "layers": began["growth.depth.layers"]}
-        growth = replace(growth, tables={**growth.tables, "depth": found})
-    return replace(config, train=replace(config.train, steps=began.train.steps), growth=growth)
+    config = replace(config, train=replace(config.train, steps=began.train.steps), growth=growth)
+    blocks = began["growth.depth.layers"] if began.growth.has("depth") else None
+    asked = config["growth.depth.start_layers"] if growth.has("depth") else None
+    if blocks is None or asked is not None or not growth.has("depth") or config["growth.depth.layers"] is not None:
+        return config
+    return build_config({**flatten(config), "growth.depth.layers": blocks})
 
 
 def updates_left(state: Mapping[str, Any], step: int, config: Config) -> int:

@@ -61,9 +61,8 @@ def train(config: Config, out: str | Path) -> Outcome:
         trunk = Trunk.of(config)
         if trunk is not None:
             config = trunk.followed(config, data)
-        given = initial_plan(config, data)
-        plan = starting_plan(config, given)
-        config = with_found_depth(config, given, plan)
+        plan = starting_plan(config, initial_plan(config, data))
+        config = with_found_depth(config, plan)
         if config.train.flops is not None:
             config = with_steps(config, task_of(config, plan, data, peers).step_flops(plan).causal)
         if trunk is not None:

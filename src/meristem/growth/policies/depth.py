@@ -7,6 +7,9 @@ updates, and then the deeper one is ahead by a share of the loss that grows with
 
 A copied block earns only a part of that. So a run does not begin with one block, but with the number that was best in
 other runs of its length, and doubles them only where its own loss says that it pays.
+
+A run that starts from a finished one has trained blocks, none of which it leaves out. If more are best for it, these
+are copied after the first update, and nothing is decided later.
 """
 
 from __future__ import annotations
@@ -82,8 +85,8 @@ class Depth(Policy):
     `best_depth` says how many blocks were best to begin with; `meristem train` asks it where `start_layers` are not
     given. The copies are those of `Stack`, put on top.
 
-    A plan whose blocks are trained already, as those of a finished run, cannot begin with fewer: with `layers`, it
-    begins with all its blocks, and they are copied after the first update, until there are so many.
+    With `layers`, a run begins with all blocks of the plan, as after a finished run. After the first update they are
+    copied until there are so many, and there it stays.
 
     >>> len(Depth(total_steps=200, start_layers=1).prepare(plan).layers)
     1
@@ -94,18 +97,18 @@ class Depth(Policy):
     total_steps: int
     start_layers: int | None = None
     promise: float = 0.016  # share of the loss by which two blocks are ahead of one, per e-fold of the updates
-    layers: int = 0  # what the blocks of the plan become after the first update; none are copied then if 0
+    layers: int | None = None  # after the first update; before it, the run has those of the plan
 
     def __post_init__(self) -> None:
         check_types(self)
         check_integer("total_steps", self.total_steps, 1)
         if self.start_layers is not None:
             check_integer("start_layers", self.start_layers, 1)
-        check_integer("layers", self.layers, 0, MOST_LAYERS)
-        if self.layers and self.start_layers is not None:
-            raise InputError(
-                "layers", self.layers, "cannot be given with start_layers, which says with how few to begin"
-            )
+        if self.layers is not None:
+            check_integer("layers", self.layers, 2, MOST_LAYERS)
+            if self.start_layers is not None:
+                expected = "cannot be given with start_layers, which says with how few to begin"
+                raise InputError("layers", self.layers, expected)
         if not 0 < self.promise < 1:
             raise InputError("promise", self.promise, "must be above 0 and below 1: a share of the loss")
 
@@ -123,16 +126,23 @@ class Depth(Policy):
     def remembers(self) -> tuple[Gauge, ...]:
         return (self.gauge,)
 
+    @property
+    def warnings(self) -> list[str]:
+        unused = self.layers is not None and self.promise != type(self).promise
+        return [f"promise: of no use with layers = {self.layers}, after which nothing is copied"] if unused else []
+
     def prepare(self, plan: Plan) -> Plan:
         """The plan with its first layers, and all of them as its target; or with its layers, and `layers` as target."""
-        if plan.target:
-            return plan
         if plan.is_looped:
             raise InputError("plan", plan.digest[:12], "has loops or repeats, which would not follow copies of blocks")
-        if self.layers:
+        if self.layers is not None:
+            if len(plan.target) == self.layers:
+                return plan
             if self.layers <= len(plan.layers):
                 raise InputError("layers", self.layers, f"must be above the {len(plan.layers)} layers of the plan")
             return replace(plan, target=deepened(plan, self.layers).layers)
+        if plan.target:
+            return plan
         if self.start_layers is None:
             raise InputError(
                 "start_layers", None, "must be given; meristem.growth.best_depth(updates, tokens) says what was best"
@@ -144,23 +154,25 @@ class Depth(Policy):
 
     def check(self, plan: Plan) -> None:
         """Refuse a plan that is neither on the way to its target nor there."""
-        if not plan.target and len(plan.layers) < (self.layers or (self.start_layers or 0) + 1):
+        blocks = len(plan.target or plan.layers)
+        begun = bool(plan.target) or blocks > (self.start_layers or 0)
+        if not begun or self.layers not in (None, blocks):
             raise InputError("model.plan", plan.digest[:12], "build the model from policy.prepare(plan)")
 
     def begin(self, plan: Plan) -> DepthState:
         return DepthState(self.total_steps * _cost(plan), _cost(plan))
 
     def feeding(self, state: DepthState, step: int, plan: Plan) -> tuple[Gauge, ...]:
-        return (self.gauge,) if plan.target and not self.layers else ()
+        return (self.gauge,) if plan.target and self.layers is None else ()
 
     def needs(self, state: DepthState, step: int, plan: Plan) -> tuple[Gauge, ...] | None:
-        if plan.target and self.layers:
-            return ()
+        if self.layers is not None:
+            return () if plan.target else None
         return (self.gauge,) if plan.target and step % self.every == 0 else None
 
     def decide(self, state: DepthState, step: int, plan: Plan, readings: Readings) -> Decision:
-        if self.layers:
-            rule = f"{self.layers} blocks are wanted from the first update on"
+        if self.layers is not None:
+            rule = f"{self.layers} blocks are wanted (growth.depth.layers)"
             return Decision(state, (stacking(plan, stacked(plan, self.layers), rule),))
         loss = readings[self.gauge]
         losses = (*state.losses, (step, loss)) if math.isfinite(loss) else state.losses
