@@ -168,8 +168,8 @@ def test_a_run_that_is_deep_enough_says_that_nothing_is_added(
 ) -> None:
     run = second(data, shallow, tmp_path / "run", train__flops=flops_for(1, shallow) / 200)
     assert growth(run) == []
-    assert "growth.depth: of no use, as the run begins with 2 blocks, all that there may be" in capsys.readouterr().out
-    assert "Began with 2 blocks, those of the run that it started from; these are all" in run_text(run.path)
+    assert "growth.depth: of no use, as the run begins with 2 blocks, enough for train.flops" in capsys.readouterr().out
+    assert "Began with 2 blocks, those of the run that it started from; no more are best" in run_text(run.path)
 
 
 def test_it_needs_flops(data: Path, tmp_path: Path) -> None:

@@ -18,10 +18,10 @@ def depth_text(config: Config, start: Plan, numbers: LayerNumbers) -> str:
     policy, begin = config.policy("depth"), f"Began with {counted(len(start.layers), 'block')}"
     if policy.layers:
         return f"{begin}, which became {policy.layers} by copies after the first update (growth.depth.layers)."
+    if config.model.start_from is not None and not start.target:
+        return f"{begin}, those of the run that it started from; no more are best for train.flops, so none were copied."
     if policy.start_layers is not None:
         begin += ", as growth.depth.start_layers says"
-    elif config.model.start_from is not None:
-        begin += ", those of the run that it started from"
     else:
         begin += ", as many as are best for train.flops"
     most = len(start.target or start.layers)

@@ -135,7 +135,8 @@ class Trainer:
         idle = [f"growth.{name}.{text}" for name, policy in policies.items() for text in policy.warnings]
         if "depth" in policies and not self.folder.plan.target:
             blocks = counted(len(self.folder.plan.layers), "block")
-            idle.append(f"growth.depth: of no use, as the run begins with {blocks}, all that there may be")
+            most = "all that there may be" if self.config.model.start_from is None else "enough for train.flops"
+            idle.append(f"growth.depth: of no use, as the run begins with {blocks}, {most}")
         return idle_settings(self.config, classifier=self.plan.classes is not None) + idle
 
     @property
