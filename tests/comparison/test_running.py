@@ -17,7 +17,7 @@ from meristem.comparison.analysis import analyse
 from meristem.comparison.ended import as_begun, describe_lines, finished_runs
 from meristem.comparison.file import Comparison, read_comparison
 from meristem.comparison.lines import Begun, add_line, append_line, read_lines
-from meristem.comparison.planning import RunKey, configuration
+from meristem.comparison.planning import RunKey, best_rate, configuration, known_keys
 from meristem.comparison.processes import free_gpu, launched_jobs, threads_of, visible_gpus
 from meristem.comparison.record import show
 from meristem.comparison.results import has_diverged, read_result
@@ -139,7 +139,7 @@ def test_a_folder_may_be_moved(done: Path, data: Path, tmp_path: Path) -> None:
     }
     config, folder = configuration(comparison, RunKey("same", 0), results), RunFolder.open(out / "runs/same/seed-0")
     assert str(config.model.plan).startswith(str(out))
-    check_resumable(folder.config, as_begun(folder.config, config))
+    check_resumable(folder.config, as_begun(folder.config, config, None))
 
 
 def with_lines(done: Path, out: Path) -> Path:
@@ -352,7 +352,10 @@ def test_blocks_that_another_rule_began_with_are_named(
     comparison = asked(tmp_path, data, arms=arms, primary=["depth", "a"], budget={"kind": "flops", "flops": 3e8})
     train(configuration(comparison, RunKey("depth", 0), {}), tmp_path / "out" / RunKey("depth", 0).path)
     monkeypatch.setattr("meristem.training.growth_from_config.best_depth", lambda updates, tokens: 2)
-    with pytest.raises(InputError, match=r"growth.depth.start_layers = None: .*seed-0 began with 1 block, which"):
+    told = (
+        r"growth.depth.start_layers = None: .*seed-0 began with 1 block; to keep it, give growth.depth.start_layers = 1"
+    )
+    with pytest.raises(InputError, match=told):
         finished_runs(comparison, tmp_path / "out")
 
 
@@ -371,7 +374,8 @@ def test_blocks_that_another_rule_wanted_of_a_finished_model_are_named(
     train(configuration(comparison, key, {}), tmp_path / "out" / key.path)
     assert key in finished_runs(comparison, tmp_path / "out")
     monkeypatch.setattr("meristem.training.growth_from_config.best_depth", lambda updates, tokens: 4)
-    with pytest.raises(InputError, match=r"growth.depth.layers = None: .*seed-0 was to have 3 blocks, which"):
+    told = r"growth.depth.layers = None: .*seed-0 was to end with 3 blocks; to keep it, give growth.depth.layers = 3"
+    with pytest.raises(InputError, match=told):
         finished_runs(comparison, tmp_path / "out")
 
 
@@ -483,3 +487,73 @@ def test_a_stop_leaves_nothing_running_and_a_second_call_goes_on(
     assert events(RunFolder.open(out / "runs/a/seed-0"))[-1] == "stopped"
     assert len(run_comparison(comparison, out, say=again.append)) == 4
     assert again[:2] == [f"4 runs in {out}; 3 done", "going on with a, seed 0"]
+
+
+# --- arms that start from the runs of another ------------------------------------------------------------------------
+
+ROOTS = {"model.schedule": "uniform", "model.layers": 1}
+SECOND_BUDGET: dict[str, Any] = {
+    "arms": {
+        "finished": {**ROOTS, "budget": {"kind": "flops", "flops": 1e8}},
+        "deeper": {"model.start_from": "@finished", "growth.policies": ["depth"], "growth.depth.layers": 2},
+        "fresh": {**ROOTS, "model.layers": 2},
+    },
+    "seeds": [0, 1], "rates": [1e-3, 3e-3], "rate_seeds": [7], "primary": ["deeper", "fresh"],
+    "budget": {"kind": "flops", "flops": 3e8},
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def second_budget(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a comparison with an arm that starts from the finished runs of another, all its runs done."""
+    out = tmp_path_factory.mktemp("second-budget") / "out"
+    (out / "files").mkdir(parents=True)
+    trained(asked(out / "files", data, **SECOND_BUDGET), out)
+    return out
+
+
+def test_a_second_budget_begins_with_the_best_rate_of_the_first_and_has_other_data(
+    second_budget: Path, data: Path
+) -> None:
+    found = asked(second_budget / "files", data, **SECOND_BUDGET)
+    results = finished_runs(found, second_budget)
+    assert set(results) == set(known_keys(found, results))
+    assert len(results) == 3 * 2 + 3 * 2
+    best = best_rate(found, "finished", results)
+    for rate in found.rates:
+        config = configuration(found, RunKey("deeper", 7, rate), results)
+        assert config.model.start_from == str(second_budget / f"runs/finished/rate-{best:g}/seed-7")
+        assert config.optimizer.lr == rate
+        begun = RunFolder.open(second_budget / RunKey("deeper", 7, rate).path)
+        assert [len(begun.plan.layers), len(begun.newest_plan.layers)] == [1, 2]
+    seeds = [configuration(found, RunKey(arm, 7, best), results).data.seed for arm in found.arms]
+    assert seeds[0] != seeds[1] == seeds[2] == 7
+
+
+def test_runs_that_start_from_others_may_be_moved_with_them(second_budget: Path, data: Path, tmp_path: Path) -> None:
+    out = tmp_path / "moved"
+    shutil.copytree(second_budget, out)
+    moved = finished_runs(asked(out / "files", data, **SECOND_BUDGET), out)
+    stayed = finished_runs(asked(second_budget / "files", data, **SECOND_BUDGET), second_budget)
+    assert {key: run.scores for key, run in moved.items()} == {key: run.scores for key, run in stayed.items()}
+
+
+def test_runs_that_start_from_others_count_by_their_lines_alone(
+    second_budget: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is still to be made of them needs the folder of what it starts from."""
+    found = asked(tmp_path, data, **SECOND_BUDGET)
+    results = finished_runs(asked(second_budget / "files", data, **SECOND_BUDGET), second_budget)
+    for key, run in results.items():
+        add_line(tmp_path, key.path, Begun.at(second_budget / key.path), run, 1)
+    out = tmp_path / "out"
+    out.mkdir()
+    lines = read_lines([tmp_path / "lines.jsonl"], out)
+    assert {key: run.scores for key, run in finished_runs(found, out, lines).items()} == {
+        key: run.scores for key, run in results.items()
+    }
+    deeper = next(name for name in lines if name.startswith("runs/deeper") and name.endswith("seed-1"))
+    monkeypatch.setattr("subprocess.Popen", None)  # nothing can be begun
+    told = r"arms.deeper.model.start_from = '.*/out/runs/finished/rate-0.00\d/seed-1': .*only a line of it is here"
+    with pytest.raises(InputError, match=told):
+        run_comparison(found, out, lines={name: line for name, line in lines.items() if name != deeper})

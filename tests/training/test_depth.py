@@ -147,7 +147,7 @@ def test_a_second_budget_makes_the_blocks_as_many_as_are_best(
     run = second(data, shallow, tmp_path / "run", train__flops=few)
     assert growth(run) == [(1, 2, 3)]
     assert [len(run.plan.layers), len(run.plan.target)] == [2, 3]
-    assert run.config["growth.depth.layers"] == 3
+    assert run.config["growth.depth.layers"] is None  # what was found is not taken for what was given
     stack = {"growth__policies": ["stack"], "growth__stack__layers": 3, "growth__stack__start_layers": 2}
     given = {name: value for name, value in SECOND.items() if not name.startswith("growth")}
     start = {"model__start_from": str(shallow.path), "train__flops": few, "growth__stack__at": [1]}
@@ -159,7 +159,8 @@ def test_a_second_budget_makes_the_blocks_as_many_as_are_best(
         assert_equal_runs(copy, run)
         assert final_state(copy) == final_state(run)
     lines = run_text(run.path).splitlines()
-    assert lines[1].startswith("depth: Began with 2 blocks, which became 3 by copies after the first update (growth.")
+    told = "those of the run that it started from; they became 3 by copies after the first update, as many as are best"
+    assert lines[1].startswith(f"depth: Began with 2 blocks, {told}")
     assert json.dumps(run_data(run.path))
 
 
@@ -169,7 +170,68 @@ def test_a_run_that_is_deep_enough_says_that_nothing_is_added(
     run = second(data, shallow, tmp_path / "run", train__flops=flops_for(1, shallow) / 200)
     assert growth(run) == []
     assert "growth.depth: of no use, as the run begins with 2 blocks, enough for train.flops" in capsys.readouterr().out
-    assert "Began with 2 blocks, those of the run that it started from; no more are best" in run_text(run.path)
+    told = "Began with 2 blocks, those of the run that it started from; more would not be better for train.flops"
+    assert told in run_text(run.path)
+
+
+def test_blocks_that_are_named_are_told_as_such(data: Path, shallow: RunFolder, tmp_path: Path) -> None:
+    run = second(data, shallow, tmp_path / "run", train__flops=flops_for(1, shallow) / 200, growth__depth__layers=3)
+    assert growth(run) == [(1, 2, 3)]
+    assert "they became 3 by copies after the first update, as growth.depth.layers says" in run_text(run.path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (
+            {"growth__depth__start_layers": 1},
+            r"growth\.depth\.start_layers = 1: cannot be given with model\.start_from",
+        ),
+        ({"growth__depth__layers": 2}, r"growth\.depth\.layers = 2: must be above the 2 blocks that are there"),
+        ({"train__flops": 1e30}, r"train\.flops = 1e\+30: is best spent on .* blocks, of which there can be"),
+        (
+            {"train__flops": 4e7, "growth__depth__layers": 40},
+            r"train\.flops = .*must be at least .*, for an update after there are 40 blocks",
+        ),
+        (
+            {"train__flops": 4e7, "growth__policies": ["stack"], "growth__stack__layers": 40},
+            r"growth\.stack\.start_layers = None: must be 2, the blocks that are there, of which layers = 40",
+        ),
+    ],
+)
+def test_a_second_budget_that_cannot_be_is_refused_by_its_key(
+    data: Path, shallow: RunFolder, tmp_path: Path, changes: dict[str, Any], words: str
+) -> None:
+    settings = {name: value for name, value in SECOND.items() if not name.startswith("growth")}
+    growth = {"growth__policies": ["depth"]} | changes
+    start = {"model__start_from": str(shallow.path), "train__flops": 1e9}
+    with pytest.raises(InputError, match=words):
+        train(tiny_config(data, **{**settings, **start, **growth}), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_copies_that_stack_makes_leave_an_update_too(data: Path, tmp_path: Path) -> None:
+    settings = {name: value for name, value in SETTINGS.items() if not name.startswith("growth")}
+    stack = {"growth__policies": ["stack"], "growth__stack__start_layers": 1, "growth__stack__at": [1]}
+    with pytest.raises(InputError, match=r"train\.flops = .*for an update after there are 40 blocks"):
+        train(tiny_config(data, **{**settings, **stack, "model__layers": 40, "train__flops": 3e7}), tmp_path / "run")
+
+
+def test_blocks_that_the_other_run_never_came_to_have_do_not_come(data: Path, tmp_path: Path) -> None:
+    """It was to have four, and ended with one; what it is given now decides."""
+    few = trained(data, tmp_path / "few", **{**SETTINGS, "growth__depth__promise": 0.001, "train__flops": 3e8})
+    assert len(few.newest_plan.layers) == 1
+    run = second(data, few, tmp_path / "run", train__flops=3e8, growth__depth__layers=2)
+    assert [len(run.plan.target), len(run.newest_plan.layers)] == [2, 2]
+
+
+def test_a_source_with_loops_is_refused_whatever_the_budget(data: Path, tmp_path: Path) -> None:
+    loops = {"growth__policies": ["static_loops"], "growth__static_loops__layers": [1]}
+    plain = {name: value for name, value in SETTINGS.items() if not name.startswith(("growth", "train__flops"))}
+    looped = trained(data, tmp_path / "looped", **{**plain, **loops, "growth__static_loops__heads": "all"})
+    for flops in (1e8, 1e12):
+        with pytest.raises(InputError, match=r"model\.start_from = .*has loops or repeats"):
+            second(data, looped, tmp_path / "run", train__flops=flops)
 
 
 def test_it_needs_flops(data: Path, tmp_path: Path) -> None:

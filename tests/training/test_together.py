@@ -179,7 +179,7 @@ def test_checkpoints_before_and_after_growth_are_evaluated_and_generate(
     ("changes", "message"),
     [
         ({"growth__stack__start_layers": 4}, r"growth\.stack\.start_layers = 4: must be from 1 to 3"),
-        ({"growth__stack__start_layers": -1}, r"growth\.stack\.start_layers = -1: must be at least 0"),
+        ({"growth__stack__start_layers": -1}, r"growth\.stack\.start_layers = -1: must be at least 1"),
         ({"growth__stack__at": [float("inf")]}, r"growth\.stack\.at = inf: must be a part of the run"),
         ({"growth__policies": ["random_births"]}, r"growth\.random_births\.births = None: must be given"),
         ({"growth__stack__at": []}, r"growth\.stack\.at = \(\): must be one or more times"),

@@ -19,6 +19,7 @@ from meristem.comparison.planning import (
     data_digest,
     known_keys,
     possible_keys,
+    source_key,
     starting_plan_of,
 )
 from meristem.comparison.results import Result, has_diverged, is_finished, lost_result, read_result
@@ -64,7 +65,8 @@ def describe_lines(comparison: Comparison, lines: Lines) -> str:
 def ended_before(comparison: Comparison, key: RunKey, out: Path, results: Results, lines: Lines) -> Result | None:
     """The result of a run that is done, or can never be; None of one that is to be made."""
     try:
-        return _finished(key, out, configuration(comparison, key, results), lines.get(str(key.path)))
+        config, source = configuration(comparison, key, results), source_key(comparison, key, results)
+        return _finished(key, out, config, source, lines.get(str(key.path)))
     except Lost:
         return lost_result(key.arm, key.seed)
 
@@ -79,25 +81,25 @@ def result_of(key: RunKey, folder: RunFolder) -> Result | None:
     return read_result(key.arm, key.seed, folder) if is_finished(folder) or has_diverged(folder) else None
 
 
-def _finished(key: RunKey, out: Path, config: Config, line: Line | None) -> Result | None:
+def _finished(key: RunKey, out: Path, config: Config, source: RunKey | None, line: Line | None) -> Result | None:
     """The result of a run that has ended; one that was begun with another configuration is refused by the key."""
     if is_begun(out, key):
         folder = RunFolder.open(out / key.path)
-        _check_alike(Begun.at(folder.path), config)
+        _check_alike(Begun.at(folder.path), config, source)
         if (result := result_of(key, folder)) is not None:
             return result
     if line is None:
         return None
-    _check_alike(line.begun, config)
+    _check_alike(line.begun, config, source)
     return line.result
 
 
-def _check_alike(begun: Begun, config: Config) -> None:
+def _check_alike(begun: Begun, config: Config, source: RunKey | None) -> None:
     """Refuse a run that began otherwise than the file says now; other data first, from which more may follow."""
     if begun.data != data_digest(config):
         raise begun.refused("data.path", config.data.path, "was trained on other data")
     try:
-        check_resumable(begun.config, as_begun(begun.config, config))
+        check_resumable(begun.config, as_begun(begun.config, config, source))
     except InputError as error:
         why = f"was trained with {begun.config[error.field]!r}"
         raise begun.refused(error.field, error.value, why) from None
@@ -107,22 +109,27 @@ def _check_alike(begun: Begun, config: Config) -> None:
 def _check_structure(begun: Begun, config: Config) -> None:
     """Refuse a run that began with another structure; where the file that names it lies does not matter."""
     if (field := first_difference(starting_plan_of(config), begun.plan)) is not None:
-        if config.growth.has("depth") and config["growth.depth.start_layers"] is None:
-            key, told, layers = "growth.depth.start_layers", "began with", begun.plan.layers
-            if config.model.start_from is not None:
-                key, told, layers = "growth.depth.layers", "was to have", begun.plan.target or begun.plan.layers
-            raise begun.refused(key, config[key], f"{told} {counted(len(layers), 'block')}, which can be named")
         named = [key for key, value in known_values(config).items() if key.endswith((".plan", ".like")) and value]
+        if not named and config.growth.has("depth") and field in ("layers", "target"):
+            layers, key, told = begun.plan.layers, "growth.depth.start_layers", "began with"
+            if config.model.start_from is not None:
+                layers, key, told = begun.plan.target or layers, "growth.depth.layers", "was to end with"
+            if config["growth.depth.layers"] is None and config["growth.depth.start_layers"] is None:
+                why = f"{told} {counted(len(layers), 'block')}; to keep it, give {key} = {len(layers)}"
+                raise begun.refused(key, None, why)
         key = named[0] if named else f"plan.{field}"
         raise begun.refused(key, config[key] if named else None, f"began with another structure ({field})")
 
 
-def as_begun(began: Config, config: Config) -> Config:
+def as_begun(began: Config, config: Config, source: RunKey | None) -> Config:
     """The configuration with the plan file that a run began with: its structure has been compared, not its place.
 
-    Likewise with the updates that it found out its FLOPs to suffice for.
+    Likewise with the updates that it found out its FLOPs to suffice for, and the place of the run that it started from,
+    if that is `source`.
     """
-    config = as_found(config, began)
-    if began.model.plan is None or config.model.plan is None:
-        return config
-    return replace(config, model=replace(config.model, plan=began.model.plan))
+    config, model = as_found(config, began), config.model
+    if began.model.plan is not None and model.plan is not None:
+        model = replace(model, plan=began.model.plan)
+    if source is not None and Path(began.model.start_from or "").parts[-len(source.path.parts) :] == source.path.parts:
+        model = replace(model, start_from=began.model.start_from)
+    return replace(config, model=model)

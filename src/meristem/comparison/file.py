@@ -126,6 +126,11 @@ class Comparison:
         of = self.budget_of(arm).of
         return {self.beside(arm, match["arm"]) for match in matches} | ({of} if of is not None else set())
 
+    def source(self, arm: str) -> str | None:
+        """The arm from whose finished runs this one starts, if there is one."""
+        match = _reference(self.arms[arm].changes.get("model.start_from"))
+        return None if match is None else self.beside(arm, match["arm"])
+
     def tuned_arm(self, arm: str) -> str:
         """The arm on which an arm's rate is chosen: itself, unless it has that of another one."""
         other = self.arms[arm].rate_of

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from meristem.comparison.results import CarriedResult, Result
+from meristem.comparison.results import CARRIED, CarriedResult, Result
 from meristem.config import Config, build_config, flatten
 from meristem.errors import InputError, Remedy, RunError
 from meristem.files import errors_of, parsed_json, read_bytes
@@ -133,7 +133,7 @@ def _end_line(file: BinaryIO) -> None:
 def _line(path: Path, out: Path, entry: dict[str, Any]) -> Line:
     """What a line says; of the folder that its run had, the place for files that others take after."""
     begun = Begun(path, build_config(entry["config"]), Plan.from_dict(entry["plan"]), entry["data"], entry["run"])
-    values = {**entry["result"], "folder": str(out / "taken-after" / entry["run"])}
+    values = {**entry["result"], "folder": str(out / CARRIED / entry["run"])}
     for name in ("births", "loss", "held_out", "seconds"):
         values[name] = [tuple(point) for point in values[name]]
     return Line(begun, CarriedResult(**values), entry["jobs"])

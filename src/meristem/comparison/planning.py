@@ -28,6 +28,7 @@ MEASURED = 60  # updates in which the speed of an arm that does not grow is meas
 ROUNDS = 3  # of measuring an arm that grows, each with the length that the one before it points to
 NEAR = 0.03  # parts by which a measured run may miss the budget: the length is then reckoned from it
 CLOSE = 0.01  # parts by which what is matched may differ
+OTHER_ORDER = 1_000_000  # between the seeds of the data of runs that start from one another
 TOKENS = ("train.batch_size", "model.context", "model.plan", "data.path")  # what the tokens of an update depend on
 
 
@@ -185,10 +186,11 @@ def configuration(comparison: Comparison, key: RunKey, results: Results) -> Conf
     """What a run is trained with; `Waiting` if that depends on a run that has not ended yet."""
 
     def resolve(other: str, what: str) -> Any:
-        return _followed(comparison, key, other, results).reference(what)
+        source = source_key(comparison, key, results) if other == comparison.source(key.arm) else None
+        return _followed(key, source or _beside(comparison, key, other, results), results).reference(what)
 
     values = arm_values(comparison, key.arm, resolve)
-    values |= {"train.seed": key.seed, "data.seed": key.seed, "checkpoint.keep": 1}
+    values |= {"train.seed": key.seed, "data.seed": _data_seed(comparison, key), "checkpoint.keep": 1}
     if key.rate is not None:
         values["optimizer.lr"] = key.rate
     if key.trial is not None:
@@ -197,6 +199,28 @@ def configuration(comparison: Comparison, key: RunKey, results: Results) -> Conf
     values |= comparison.length_values(key.arm, flops)
     config = build_config({**values, **_own_seeds(build_config(values), key.seed)})
     return _matched(comparison, key, config, results)
+
+
+def source_key(comparison: Comparison, key: RunKey, results: Results) -> RunKey | None:
+    """The run that one starts from, if it does: at its own best rate also while rates are chosen."""
+    other = comparison.source(key.arm)
+    if other is None:
+        return None
+    beside = _beside(comparison, key, other, results)
+    return replace(beside, rate=best_rate(comparison, other, results)) if comparison.rates else beside
+
+
+def _data_seed(comparison: Comparison, key: RunKey) -> int:
+    """The order of the data: the same in all arms, but another one in those that others start from.
+
+    So a second budget brings other batches than the first, and still the same ones to all that are compared.
+    """
+
+    def heirs(arm: str) -> int:
+        """How many runs, one after the other, start from those of an arm."""
+        return max((1 + heirs(other) for other in comparison.arms if comparison.source(other) == arm), default=0)
+
+    return key.seed + OTHER_ORDER * heirs(key.arm)
 
 
 def _own_seeds(config: Config, seed: int) -> dict[str, int]:
@@ -212,20 +236,20 @@ def _known(results: Results, key: RunKey) -> Result:
     return results[key]
 
 
-def _beside(comparison: Comparison, key: RunKey, other: str, results: Results) -> Result:
+def _beside(comparison: Comparison, key: RunKey, other: str, results: Results) -> RunKey:
     """The run of another arm that one takes after: with the same seed, while rates are chosen also the same rate."""
     if key.measuring:
-        return _known(results, seed_key(comparison, other, comparison.seeds[0], results))
+        return seed_key(comparison, other, comparison.seeds[0], results)
     if key.seed in comparison.rate_seeds:
-        return _known(results, RunKey(other, key.seed, key.rate))
-    return _known(results, seed_key(comparison, other, key.seed, results))
+        return RunKey(other, key.seed, key.rate)
+    return seed_key(comparison, other, key.seed, results)
 
 
-def _followed(comparison: Comparison, key: RunKey, other: str, results: Results) -> Result:
-    """The run of another arm that one takes after, if it came to an end."""
-    found = _beside(comparison, key, other, results)
+def _followed(key: RunKey, other: RunKey, results: Results) -> Result:
+    """The run that one takes after, if it came to an end."""
+    found = _known(results, other)
     if found.diverged:
-        raise Lost(f"{key}: cannot be run, as {other} diverged, which it takes after")
+        raise Lost(f"{key}: cannot be run, as {other.arm} diverged, which it takes after")
     return found
 
 
@@ -282,7 +306,7 @@ def wanted(comparison: Comparison, key: RunKey, results: Results) -> float:
     if budget.of is None:
         shorter = 1.0 if budget.kind == "parameters" else _length(comparison, key)
         return shorter * float(budget.amount or 0)
-    of = _followed(comparison, key, budget.of, results)
+    of = _followed(key, _beside(comparison, key, budget.of, results), results)
     if budget.kind == "seconds":
         pace = _known(results, _measuring(of.arm, 1))
         if pace.diverged:
@@ -360,8 +384,15 @@ def _sized(config: Config, parameters: float) -> Config:
 
 
 def starting_plan_of(config: Config) -> Plan:
-    """The structure that a run begins with."""
+    """The structure that a run begins with; of a run that it starts from there may be the plan alone."""
+    if lacks_weights(config):
+        return starting_plan(config, Plan.load(str(config.model.start_from)))
     return starting_plan(config, initial_plan(config, _data(config.data.path)))
+
+
+def lacks_weights(config: Config) -> bool:
+    """Whether a run would start from one whose folder is not here, but only its line."""
+    return config.model.start_from is not None and Path(config.model.start_from).is_file()
 
 
 def updates_of(config: Config) -> int:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from meristem.comparison.ended import Lines, as_begun, is_begun, result_of
+from meristem.comparison.ended import Lines, is_begun, result_of
 from meristem.comparison.lines import append_line
 from meristem.comparison.planning import RunKey
 from meristem.comparison.results import Result
@@ -66,7 +66,7 @@ def free_gpu(device: str, gpus: Sequence[str], taken: Sequence[str | None]) -> s
 
 
 def launched(key: RunKey, config: Config, out: Path, share: Share, say: Say) -> Running:
-    """Begin, or go on with, a run."""
+    """Begin a run, or go on with it."""
     folder = out / key.path
     file = out / "configs" / key.path.with_suffix(".toml")
     log = out / "logs" / key.path.with_suffix(".txt")
@@ -74,7 +74,6 @@ def launched(key: RunKey, config: Config, out: Path, share: Share, say: Say) -> 
         path.parent.mkdir(parents=True, exist_ok=True)
     if is_begun(out, key):
         say(f"going on with {key}")
-        config = as_begun(RunFolder.open(folder).config, config)
     write_atomically(file, config.to_toml())
     threads = threads_of(share.side_by_side)
     # Threads that wait without spinning: on a busy machine the default is ten times slower.

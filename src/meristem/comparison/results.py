@@ -18,6 +18,7 @@ from meristem.seeds import own_seed
 from meristem.training.meter import TimeSpent
 
 POINTS = 120  # of a curve, about
+CARRIED = "taken-after"  # the folder for the plans of runs of which there are lines alone
 
 Curve = list[tuple[int, float]]
 
@@ -95,7 +96,10 @@ class Result:
 
 @dataclass(frozen=True)
 class CarriedResult(Result):
-    """The result of a run whose folder is elsewhere: others can take after its structure, for which it has a place."""
+    """The result of a run whose folder is elsewhere: others can take after its structure, for which it has a place.
+
+    They cannot start from its weights.
+    """
 
     def reference(self, what: str) -> Any:
         if what not in ("run", "plan"):

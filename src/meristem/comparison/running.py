@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
 
-from meristem.comparison.ended import NO_LINES, Lines, describe_lines, ended_before, finished_runs, is_begun
+from meristem.comparison.ended import NO_LINES, Lines, as_begun, describe_lines, ended_before, finished_runs, is_begun
 from meristem.comparison.file import Comparison, of_arm
 from meristem.comparison.lines import Begun, add_line, written_runs
 from meristem.comparison.numbers import short
@@ -26,7 +26,9 @@ from meristem.comparison.planning import (
     configuration,
     count_of_runs,
     known_keys,
+    lacks_weights,
     possible_keys,
+    source_key,
     starting_plan_of,
     timed_arms,
     updates_of,
@@ -46,13 +48,14 @@ from meristem.comparison.processes import (
     visible_gpus,
     wait_for_others,
 )
-from meristem.comparison.results import Result
+from meristem.comparison.results import CARRIED, Result
 from meristem.comparison.tables import MEASURES
 from meristem.config import Config
 from meristem.devices import choose_device, describe_device
 from meristem.errors import InputError, RunError
 from meristem.files import absolute
 from meristem.runs.lock import run_lock
+from meristem.runs.run_folder import RunFolder
 from meristem.training.train import check_memory
 from meristem.wording import counted, describe_time
 
@@ -133,7 +136,11 @@ class Runner:
             if not self.has_time(config):
                 continue
             side_by_side = 1 if self.is_timed(key) else self.jobs
+            check_source(config)
             check_room(key, config, side_by_side, self.gpus)
+            if is_begun(self.out, key):
+                source = source_key(self.comparison, key, self.results)
+                config = as_begun(RunFolder.open(self.out / key.path).config, config, source)
             gpu = free_gpu(config.train.device, self.gpus, [run.share.gpu for run in self.running])
             self.running.append(launched(key, config, self.out, Share(side_by_side, gpu), self.say))
 
@@ -241,7 +248,9 @@ def _check_first(comparison: Comparison, results: Results, jobs: int, gpus: Sequ
         if kind not in seen and key not in results:
             seen.add(kind)
             with suppress(Waiting, Lost), of_arm(comparison, key.arm):
-                check_room(key, configuration(comparison, key, results), jobs, gpus)
+                config = configuration(comparison, key, results)
+                check_source(config)
+                check_room(key, config, jobs, gpus)
 
 
 def _catch_up(out: Path, results: Mapping[RunKey, Result]) -> None:
@@ -250,6 +259,15 @@ def _catch_up(out: Path, results: Mapping[RunKey, Result]) -> None:
     for key, result in results.items():
         if is_begun(out, key) and str(key.path) not in written:
             add_line(out, key.path, Begun.at(out / key.path), result, jobs.get(str(key.path), 1))
+
+
+def check_source(config: Config) -> None:
+    """Refuse a run that would start from one whose weights are not here."""
+    if lacks_weights(config):
+        parts = Path(str(config.model.start_from)).parent.parts
+        source = Path(*(part for part in parts if part != CARRIED))
+        expected = "must be the folder of a run, but only a line of it is here; bring the folder, or leave out the line"
+        raise InputError("model.start_from", str(source), expected)
 
 
 def check_room(key: RunKey, config: Config, side_by_side: int, gpus: Sequence[str]) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from meristem.config import Config, build_config, flatten
+from meristem.config import Config
 from meristem.config.growth import HEADS, LOOPS
 from meristem.errors import InputError, RunError
 from meristem.growth import BlockLoop, Grower, Policy, Sgt, SgtState, StaticLoops
@@ -19,11 +19,13 @@ from meristem.growth.births import BirthBudget, check_growable, full_layers
 from meristem.growth.looping import looped
 from meristem.growth.policies.depth import Depth, best_depth
 from meristem.growth.policy import ENDLESS
+from meristem.limits import MOST_LAYERS
 from meristem.model import Transformer
 from meristem.plan import Loop, Plan
 from meristem.runs.entries import growth_events, sound_loop_growth, sound_observations
 from meristem.runs.run_folder import RunFolder
 from meristem.training.length import updates_left
+from meristem.wording import counted
 
 ENTROPIES = ("sgt", "observe")  # policies that measure them
 
@@ -52,24 +54,20 @@ def starting_plan(config: Config, plan: Plan) -> Plan:
         try:
             plan = _with_best_depth(policy, config, plan) if isinstance(policy, Depth) else _prepared(policy, plan)
         except InputError as error:
+            if "." in error.field:  # a key of another table
+                raise
             whole = next((name for name in ("plan", "start_from") if getattr(config.model, name) is not None), None)
             if error.field == "plan" and whole is not None:
                 raise InputError(f"model.{whole}", getattr(config.model, whole), error.expected) from None
             raise InputError(f"growth.{policy.title}.{error.field}", error.value, error.expected) from None
+    _check_last_copies(config, plan)
     return plan
-
-
-def with_found_depth(config: Config, plan: Plan) -> Config:
-    """The configuration that also says how many blocks those of another run become, where `depth` has found it."""
-    if not (config.growth.has("depth") and config.model.start_from is not None and plan.target):
-        return config
-    return build_config({**flatten(config), "growth.depth.layers": len(plan.target)})
 
 
 def _with_best_depth(policy: Depth, config: Config, plan: Plan) -> Plan:
     """The plan with as many blocks as the policy says, or as are best for the FLOPs of the run, up to all it has."""
     if config.model.start_from is not None:
-        return _deepened(policy, config, replace(plan, target=()))  # what that run had still before it ends with it
+        return _deepened(policy, config, replace(plan, target=()))  # blocks that the other run never came to have
     if policy.start_layers is not None or policy.layers is not None or plan.target:
         return policy.prepare(plan)
     blocks = _best_for(config, plan)
@@ -83,22 +81,59 @@ def _deepened(policy: Depth, config: Config, plan: Plan) -> Plan:
         raise InputError("start_layers", policy.start_layers, expected)
     if policy.layers is None:
         blocks = _best_for(config, plan)
-        return plan if blocks <= len(plan.layers) else replace(policy, layers=blocks).prepare(plan)
+        if blocks > MOST_LAYERS:
+            expected = f"is best spent on {blocks:,} blocks, of which there can be {MOST_LAYERS:,} at most"
+            raise InputError("train.flops", config.train.flops, expected)
+        if blocks <= len(plan.layers) and not plan.is_looped:
+            return plan
+        policy = replace(policy, layers=max(blocks, 2))
     return policy.prepare(plan)
+
+
+def _check_last_copies(config: Config, plan: Plan) -> None:
+    """Refuse a run that would end as soon as its last blocks are copied: nothing would be learnt after them."""
+    flops, growth = config.train.flops, config.growth
+    named = growth.has("depth") and (config.model.start_from is not None or config["growth.depth.layers"] is not None)
+    if flops is None or not plan.target or not (named or growth.has("stack")):  # on the way `depth` itself sees to it
+        return
+    needed = _update_flops(config, plan) + _update_flops(config, replace(plan, layers=plan.target, target=()))
+    if flops < needed:
+        expected = f"must be at least {needed:.3g}, for an update after there are {len(plan.target)} blocks"
+        raise InputError("train.flops", flops, expected)
 
 
 def _best_for(config: Config, plan: Plan) -> int:
     """How many blocks like the first one of a plan are best for the FLOPs of a run."""
     assert config.train.flops is not None
-    rows, one = config.train.batch_size, replace(plan, layers=plan.layers[:1], target=())
-    updates = config.train.flops / one.cost.training_of(rows, plan.context).causal
-    return best_depth(updates, rows * plan.context)
+    updates = config.train.flops / _update_flops(config, replace(plan, layers=plan.layers[:1], target=()))
+    return best_depth(updates, config.train.batch_size * plan.context)
+
+
+def _update_flops(config: Config, plan: Plan) -> int:
+    """FLOPs of an update of a plan, with rows of full length."""
+    return plan.cost.training_of(config.train.batch_size, plan.context).causal
 
 
 def make_grower(config: Config, model: Transformer, optimizer: torch.optim.Optimizer) -> Grower | None:
     """The grower of a run; None if it neither grows nor observes."""
-    policies = [policy for policy in config.build_policies() if not policy.static]
+    policies = [_with_goal(policy, config, model.plan) for policy in config.build_policies() if not policy.static]
     return Grower(model, optimizer, policies) if policies else None
+
+
+def idle_depth(config: Config, plan: Plan) -> list[str]:
+    """Says so where `depth` has nothing to do in a run that begins with this plan."""
+    if not config.growth.has("depth") or plan.target:
+        return []
+    most = "all that there may be" if config.model.start_from is None else "enough for train.flops"
+    blocks = counted(len(plan.layers), "block")
+    return [f"growth.depth: of no use, as the run begins with {blocks}, {most}"]
+
+
+def _with_goal(policy: Policy, config: Config, plan: Plan) -> Policy:
+    """The policy `depth` of a run that starts from another is told how many blocks there will be: the plan says it."""
+    if isinstance(policy, Depth) and config.model.start_from is not None and plan.target:
+        return replace(policy, layers=len(plan.target))
+    return policy
 
 
 def _check_keys(config: Config, plan: Plan) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from meristem.config import Config, build_config, flatten
+from meristem.config import Config
 from meristem.errors import InputError
 from meristem.growth.policy import Ahead
 from meristem.plan import Plan
@@ -70,19 +70,11 @@ def with_steps(config: Config, needed: int) -> Config:
 
 
 def as_found(config: Config, began: Config) -> Config:
-    """A run's configuration with what was found out when it began, where FLOPs say how long it is.
-
-    That is how many updates it has and, if it started from another run, how many blocks are best for it.
-    """
+    """A run's configuration with the updates that were found out when it began, where FLOPs say how long it is."""
     if config.train.flops is None:
         return config
     growth = replace(config.growth, steps=began.growth.steps)
-    config = replace(config, train=replace(config.train, steps=began.train.steps), growth=growth)
-    blocks = began["growth.depth.layers"] if began.growth.has("depth") else None
-    asked = config["growth.depth.start_layers"] if growth.has("depth") else None
-    if blocks is None or asked is not None or not growth.has("depth") or config["growth.depth.layers"] is not None:
-        return config
-    return build_config({**flatten(config), "growth.depth.layers": blocks})
+    return replace(config, train=replace(config.train, steps=began.train.steps), growth=growth)
 
 
 def updates_left(state: Mapping[str, Any], step: int, config: Config) -> int:

@@ -37,7 +37,7 @@ from meristem.training.display import make_display
 from meristem.training.distributed import Processes
 from meristem.training.going_on import finished_facts
 from meristem.training.gradients import Gradients
-from meristem.training.growth_from_config import make_grower
+from meristem.training.growth_from_config import idle_depth, make_grower
 from meristem.training.length import Length
 from meristem.training.meter import Clock, PendingReadings, StepReading, TimeSpent
 from meristem.training.optimizer import guarded_update, make_optimizer
@@ -133,10 +133,7 @@ class Trainer:
         """Settings that have no effect in this run."""
         policies = {} if self.grower is None else self.grower.policies
         idle = [f"growth.{name}.{text}" for name, policy in policies.items() for text in policy.warnings]
-        if "depth" in policies and not self.folder.plan.target:
-            blocks = counted(len(self.folder.plan.layers), "block")
-            most = "all that there may be" if self.config.model.start_from is None else "enough for train.flops"
-            idle.append(f"growth.depth: of no use, as the run begins with {blocks}, {most}")
+        idle += idle_depth(self.config, self.folder.plan)
         return idle_settings(self.config, classifier=self.plan.classes is not None) + idle
 
     @property

@@ -30,7 +30,7 @@ from meristem.runs.start import write_start
 from meristem.training.branching import Trunk, begin_anew
 from meristem.training.distributed import Processes, processes
 from meristem.training.going_on import check_bound, go_back, load_agreed, restore_logs
-from meristem.training.growth_from_config import starting_plan, with_found_depth
+from meristem.training.growth_from_config import starting_plan
 from meristem.training.length import as_found, updates_left, with_steps
 from meristem.training.loop import Outcome, Trainer, evaluations_of, last_measured, micro_batch, task_of
 from meristem.training.signals import StopSignals
@@ -62,7 +62,6 @@ def train(config: Config, out: str | Path) -> Outcome:
         if trunk is not None:
             config = trunk.followed(config, data)
         plan = starting_plan(config, initial_plan(config, data))
-        config = with_found_depth(config, plan)
         if config.train.flops is not None:
             config = with_steps(config, task_of(config, plan, data, peers).step_flops(plan).causal)
         if trunk is not None:

@@ -212,7 +212,7 @@ def test_settings_and_plans_that_cannot_be_are_refused() -> None:
         Depth(100, start_layers=1).check(replace(PLAN, layers=PLAN.layers[:1]))
     with pytest.raises(InputError, match=r"build the model from policy.prepare"):
         Depth(100, layers=17).check(PLAN)
-    with pytest.raises(InputError, match=r"layers = 16: must be above the 16 layers of the plan"):
+    with pytest.raises(InputError, match=r"layers = 16: must be above the 16 blocks that are there"):
         Depth(100, layers=16).prepare(PLAN)
     with pytest.raises(InputError, match=r"layers = 4: cannot be given with start_layers"):
         Depth(100, start_layers=2, layers=4)

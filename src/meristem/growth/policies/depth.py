@@ -8,8 +8,8 @@ updates, and then the deeper one is ahead by a share of the loss that grows with
 A copied block earns only a part of that. So a run does not begin with one block, but with the number that was best in
 other runs of its length, and doubles them only where its own loss says that it pays.
 
-A run that starts from a finished one has trained blocks, none of which it leaves out. If more are best for it, these
-are copied after the first update, and nothing is decided later.
+A run that starts from a finished one keeps all of its blocks, which are trained. If it should have more, they are
+copied after the first update, and nothing is decided later.
 """
 
 from __future__ import annotations
@@ -85,8 +85,8 @@ class Depth(Policy):
     `best_depth` says how many blocks were best to begin with; `meristem train` asks it where `start_layers` are not
     given. The copies are those of `Stack`, put on top.
 
-    With `layers`, a run begins with all blocks of the plan, as after a finished run. After the first update they are
-    copied until there are so many, and there it stays.
+    With `layers`, a run begins with all blocks of the plan, as one does that starts from a finished run. After the
+    first update they are copied until there are so many, and the depth no longer changes.
 
     >>> len(Depth(total_steps=200, start_layers=1).prepare(plan).layers)
     1
@@ -129,17 +129,21 @@ class Depth(Policy):
     @property
     def warnings(self) -> list[str]:
         unused = self.layers is not None and self.promise != type(self).promise
-        return [f"promise: of no use with layers = {self.layers}, after which nothing is copied"] if unused else []
+        return ["promise: of no use, as nothing is decided after the copies of the first update"] if unused else []
 
     def prepare(self, plan: Plan) -> Plan:
-        """The plan with its first layers, and all of them as its target; or with its layers, and `layers` as target."""
+        """The plan that a run begins with, and its target.
+
+        It has the first layers of `plan`, all of which are the target. With `layers` it has all of them, and the target
+        that many.
+        """
         if plan.is_looped:
             raise InputError("plan", plan.digest[:12], "has loops or repeats, which would not follow copies of blocks")
         if self.layers is not None:
             if len(plan.target) == self.layers:
                 return plan
             if self.layers <= len(plan.layers):
-                raise InputError("layers", self.layers, f"must be above the {len(plan.layers)} layers of the plan")
+                raise InputError("layers", self.layers, f"must be above the {len(plan.layers)} blocks that are there")
             return replace(plan, target=deepened(plan, self.layers).layers)
         if plan.target:
             return plan
@@ -154,9 +158,11 @@ class Depth(Policy):
 
     def check(self, plan: Plan) -> None:
         """Refuse a plan that is neither on the way to its target nor there."""
-        blocks = len(plan.target or plan.layers)
-        begun = bool(plan.target) or blocks > (self.start_layers or 0)
-        if not begun or self.layers not in (None, blocks):
+        if self.layers is not None:
+            prepared = len(plan.target or plan.layers) == self.layers
+        else:
+            prepared = bool(plan.target) or len(plan.layers) > (self.start_layers or 0)
+        if not prepared:
             raise InputError("model.plan", plan.digest[:12], "build the model from policy.prepare(plan)")
 
     def begin(self, plan: Plan) -> DepthState:
@@ -172,7 +178,7 @@ class Depth(Policy):
 
     def decide(self, state: DepthState, step: int, plan: Plan, readings: Readings) -> Decision:
         if self.layers is not None:
-            rule = f"{self.layers} blocks are wanted (growth.depth.layers)"
+            rule = f"the run has {self.layers} blocks from its first update on"
             return Decision(state, (stacking(plan, stacked(plan, self.layers), rule),))
         loss = readings[self.gauge]
         losses = (*state.losses, (step, loss)) if math.isfinite(loss) else state.losses

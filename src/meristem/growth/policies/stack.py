@@ -38,16 +38,18 @@ class Stack(Policy):
     name: ClassVar[str] = "stack"
 
     total_steps: int
-    start_layers: int = 0  # half of those at the end if 0
+    start_layers: int | None = None  # half of those at the end if not given
     at: tuple[float, ...] = (0.3,)
     order: Literal["stack", "interleave"] = "stack"
-    layers: int = 0  # at the end, if the plan has those that it begins with; the plan's own if 0
+    layers: int | None = None  # at the end, if the plan has those that it begins with; else the plan's own
 
     def __post_init__(self) -> None:
         check_types(self)
         check_integer("total_steps", self.total_steps, 1)
-        check_integer("start_layers", self.start_layers, 0)
-        check_integer("layers", self.layers, 0, MOST_LAYERS)
+        if self.start_layers is not None:
+            check_integer("start_layers", self.start_layers, 1)
+        if self.layers is not None:
+            check_integer("layers", self.layers, 2, MOST_LAYERS)
         if not self.at:
             raise InputError("at", self.at, "must be one or more times")
         for time in self.at:
@@ -66,9 +68,13 @@ class Stack(Policy):
 
     def sizes(self, layers: int) -> tuple[int, ...]:
         """The numbers of blocks from the start on, of which the last are `layers`, by about the same factor each."""
-        first = self.start_layers or layers // 2
+        first = self._first(layers)
         factor = (layers / first) ** (1 / len(self.at))
         return (*(round(first * factor**number) for number in range(len(self.at))), layers)
+
+    def _first(self, layers: int) -> int:
+        """The number of blocks at the start of a run that ends with so many."""
+        return layers // 2 if self.start_layers is None else self.start_layers
 
     def lasting(self, ahead: Ahead) -> Self:
         """Times that are given in updates stay, whether the run comes to them or not."""
@@ -84,15 +90,15 @@ class Stack(Policy):
         """
         if plan.target:
             return plan
-        if self.layers:
-            if (self.start_layers or self.layers // 2) != (own := len(plan.layers)):
-                expected = f"must be {own}, those of the plan, if `layers` says how many there will be"
+        if self.layers is not None:
+            if self._first(self.layers) != (own := len(plan.layers)):
+                expected = f"must be {own}, the blocks that are there, of which layers = {self.layers} are to be made"
                 raise InputError("start_layers", self.start_layers, expected)
             plan = deepened(plan, self.layers, self.order)
         count = len(plan.layers)
         if count == 1:
             raise InputError("layers", count, "must be at least 2, for a run to begin with fewer")
-        sizes = self.sizes(count) if 0 < (self.start_layers or count // 2) < count else ()
+        sizes = self.sizes(count) if 0 < self._first(count) < count else ()
         if list(sizes) != sorted(set(sizes)) or not sizes:
             most = f"must be from 1 to {count - 1}, with a number of blocks of its own for each time in `at`"
             raise InputError("start_layers", self.start_layers, most)
