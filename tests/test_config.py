@@ -238,7 +238,11 @@ def test_flattening_leaves_out_what_is_not_given() -> None:
         ("[optimizer]\nxyz = 3", r"optimizer\.xyz = 3: unknown key; \[optimizer\] has kind, lr, .*momentum"),
         ("[foo]\nbar = 3", r"foo\.bar = 3: unknown key; there are \[model\], \[data\], .*\[log\]$"),
         ("[growth.foo]\nbar = 3", r"growth\.foo\.bar = 3: unknown key; there are \[growth\], \[growth\.stack\], "),
-        ("[nonesuch]\n", r"\[nonesuch\] = \{\}: unknown section; there are \[model\], .*\[log\]"),
+        ("[nonesuch]\n", r"\[nonesuch\] = \{\}: unknown section; there are \[model\], .*\[log\]$"),
+        ("[incr]\n", r"\[incr\] = \{\}: unknown section; there are \[model\], .*\[log\]$"),
+        ("[growth.depth]\nstart = 3", r"growth\.depth\.start = 3: .*did you mean growth\.depth\.start_layers\?"),
+        ("[optimizer]\nrl = 3", r"optimizer\.rl = 3: unknown key; did you mean optimizer\.lr\?"),
+        ("[optimizer]\nra = 3", r"optimizer\.ra = 3: unknown key; \[optimizer\] has kind, lr, "),
         ("[growth.incrtt]\n", r"\[growth\.incrtt\] = \{\}: unknown table; did you mean \[growth\.incrt\]\?"),
         ("[growth.sgt]\ntotal_steps = 3", r"growth\.sgt\.total_steps = 3: unknown key"),
         ("[growth.sgt.passes]\nx = 3", r"growth\.sgt\.passes = \{'x': 3\}: must be of type int"),
@@ -423,7 +427,8 @@ def test_overrides_replace_what_the_file_says(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--steps", "3"], r"argument = '--steps': expected --section\.key value"),
+        (["--steps", "3"], r"argument = '--steps': expected --section\.key value; did you mean --train\.steps\?"),
+        (["--seed", "3"], r"argument = '--seed': expected --section\.key value; did you mean --train\.seed\?"),
         (["train.steps=3"], r"argument = 'train\.steps=3': expected --section\.key value"),
         (["--train.steps"], r"train\.steps = None: needs a value"),
     ],

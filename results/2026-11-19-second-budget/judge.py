@@ -29,6 +29,7 @@ def losses(path: Path) -> dict[str, dict[int, float]]:
         name = NAME.fullmatch(entry["name"])
         assert name is not None, entry["name"]
         arm = name["arm"] + (f" {name['part']}" if name["part"] else "")
+        assert int(name["seed"]) not in found[arm], f"{entry['name']}: a second run of this arm and seed"
         found[arm][int(name["seed"])] = entry["held_out"]
     return found
 
@@ -41,7 +42,9 @@ def row(contrast: tuple[str, str], found: PairedDifference, verdict: Verdict) ->
 
 def share(seeds: dict[str, dict[int, float]]) -> list[float]:
     """Of each seed, the part of the second budget after which the deeper model has the loss of the fresh one."""
-    part = next(arm for arm in seeds if arm.startswith("deeper "))
+    part = next((arm for arm in seeds if arm.startswith("deeper ")), None)
+    if part is None:
+        return []
     log = math.log(float(part.split()[1]))
     return [
         math.exp(log * (seeds["fresh"][seed] - whole) / (seeds[part][seed] - whole))
@@ -58,14 +61,17 @@ def main() -> None:
         return paired_difference([seeds[arm][seed] for seed in common], [seeds[baseline][seed] for seed in common])
 
     for arm, values in sorted(seeds.items()):
-        print(f"{arm}: {sum(values.values()) / len(values):.4f} ({len(values)} seeds)")
+        told = " ".join(map(str, sorted(values)))
+        print(f"{arm}: {sum(values.values()) / len(values):.4f} ({len(values)} seeds: {told})")
     print("\n| contrast | seeds | difference | p (Holm but the first) | p of equality | could be shown | |")
     print("|---|---|---|---|---|---|---|")
     first, others = [difference(*PRIMARY)], [difference(*contrast) for contrast in OTHERS]
     judged = [*verdicts(first, MARGIN), *verdicts(others, MARGIN)]
     for contrast, found, verdict in zip((PRIMARY, *OTHERS), (*first, *others), judged, strict=True):
         print(row(contrast, found, verdict))
-    parts = share(seeds)
+    if len(parts := share(seeds)) < 2:
+        print("\nno runs with a part of the budget, so what is saved is not known")
+        return
     found = paired_difference(parts, [0.0] * len(parts))
     print(f"\nthe loss of fresh after {found.mean:.3f} [{found.low:.3f}, {found.high:.3f}] of its FLOPs")
 

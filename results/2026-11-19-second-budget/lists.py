@@ -38,7 +38,8 @@ def second(size: str, arm: str, seed: int, rate: str) -> str:
     kind, _, option = arm.partition(":")  # such as deeper:4:1:stack, blocks, when and which order
     if kind == "deeper":
         blocks, at, order = option.split(":")
-        grows = f"--growth.policies stack --growth.stack.layers {blocks} --growth.stack.at {at}"
+        begin = f"--growth.stack.start_layers {FIRST[size][1]}"
+        grows = f"--growth.policies stack {begin} --growth.stack.layers {blocks} --growth.stack.at {at}"
         shape = f"{source} {grows} --growth.stack.order {order}"
     elif kind == "same":
         shape = source

@@ -26,3 +26,9 @@ LIST=$1 PROCESSES=$3
 lines '^first-'
 lines -v '^first-'
 cat "$FOLDER"/*.jsonl 2>/dev/null | wc -l
+# What failed is named, with what it said last.
+failed=0
+for name in $(grep -v '^#' "$LIST" | cut -d' ' -f1); do
+    [ -s "$FOLDER/$name.jsonl" ] || { failed=1; echo "no result: $name: $(tail -1 "$FOLDER/$name.log")"; }
+done
+exit $failed

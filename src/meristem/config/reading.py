@@ -157,11 +157,12 @@ def load_config(path: str | Path, overrides: Sequence[str] = (), note: Callable[
     """
     data = read_configuration(Path(path))
     values: dict[str, Any] = {}
-    sections = [*(entry.name for entry in fields(Config)), "incrt"]
+    sections = [entry.name for entry in fields(Config)]
     for section, entries in data.items():
         if not isinstance(entries, dict):
-            raise InputError(section, entries, f"must stand in one of the sections {sections[:-1]}")
-        if section not in sections and not entries:  # one with keys is answered with the nearest key
+            raise InputError(section, entries, f"must stand in one of the sections {sections}")
+        former = section == "incrt"
+        if section not in sections and not former and not entries:  # one with keys is answered with the nearest key
             raise InputError(f"[{section}]", entries, f"unknown section; {meant(section, sections, '[{}]')}")
         for key, value in entries.items():
             if section == "growth" and isinstance(value, dict) and (value or key in POLICIES):
@@ -362,8 +363,11 @@ def _nearest_key(key: str) -> str | None:
     if table in _known_keys():
         return table
     names = _names_in(table)
-    if (near := alike(name, names)) is not None:
+    longer = (other for other in names if other.startswith(name))
+    if (near := alike(name, names) or next(longer, None)) is not None:
         return f"{table}.{near}"
+    if not table and f"train.{name}" in _known_keys():
+        return f"train.{name}"
     all_names = [other.rpartition(".")[2] for other in _known_keys()]
     wanted = name if name in all_names or names else alike(name, all_names)
     namesakes = [other for other in _known_keys() if other.rpartition(".")[2] == wanted]
