@@ -109,6 +109,19 @@ def test_a_trained_run_can_be_started_from_too(models: dict[str, Path], data: Pa
     assert second.plan.loops
 
 
+def test_data_that_would_come_again_in_the_same_order_are_told_of(
+    models: dict[str, Path], data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = trained(data, tmp_path / "first", model__start_from=str(models[GAINED]), train__steps=1)
+    assert not caplog.messages  # an imported run has seen no data
+    trained(data, tmp_path / "other", model__start_from=str(first.path), train__steps=1, data__seed=1)
+    assert not caplog.messages
+    trained(data, tmp_path / "same", model__start_from=str(first.path), train__steps=1)
+    assert [text.partition(" as in ")[0] for text in caplog.messages] == [
+        "data.seed = 0: the same data come in the same order"
+    ]
+
+
 def test_audits_read_imported_models(models: dict[str, Path], data: Path) -> None:
     settings = AuditSettings(feeds=2, steps=2, layers=1)
     found = audit_run(models[BIASED], settings, sequences=4, data=data, device="cpu").audit

@@ -52,6 +52,13 @@ class Start:
         self.folder.check_alike(data, "data.path")
         return self.folder.newest_plan
 
+    def check_order(self, config: Config, data: TokenData | LabelledData) -> None:
+        """Say so where what the other run learnt from would come again, in the same order."""
+        seed = config.data.seed
+        if seed == self.folder.config.data.seed and data.index.digest == self.folder.data_digest:
+            text = "data.seed = %d: the same data come in the same order as in %s; another number gives another order"
+            logger.warning(text, seed, self.folder.path)
+
     def tensors(self, plan: Plan) -> dict[str, Tensor]:
         """Its weights, with gates as at the start where `plan` has some; a plan that they do not fit is refused."""
         checkpoint = load_newest(self.folder.checkpoints, logger.warning)

@@ -154,6 +154,7 @@ def _begun(
         if trunk is not None:
             trunk.fill(folder, config, trunk.load())
         elif start is not None:
+            start.check_order(config, data)
             write_start(folder, config, plan, start.tensors(plan))
 
     if peers.first:
