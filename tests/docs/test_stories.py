@@ -24,6 +24,7 @@ NOT_RUN = {
     "make ": "sets up an environment of its own; its targets are looked up below",
     "pip install": "needs a network; its extras are looked up below",
     "pip wheel": "needs a network",
+    "meristem compare configs/compare/deeper.toml": "is as long as its FLOPs; see tests/comparison/test_running.py",
     "meristem bench recipe": "trains 124M parameters beside checkouts of others, on CUDA; see tests/bench",
     "meristem bench step --sizes": "measures models of up to 757M parameters beside a checkout; see tests/bench",
 }
