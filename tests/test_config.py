@@ -424,6 +424,13 @@ def test_overrides_replace_what_the_file_says(tmp_path: Path) -> None:
     assert load_config(path, ["--growth.stack.at", "0.5"])["growth.stack.at"] == (0.5,)
 
 
+def test_layers_that_were_not_given_were_zero_once(tmp_path: Path) -> None:
+    path = tmp_path / "old.toml"
+    old = "[growth]\npolicies = ['stack']\n[growth.stack]\nstart_layers = 0\nlayers = 0\nat = [0.3]\n"
+    path.write_text("[data]\npath = 'data'\n" + old)
+    assert load_config(path).build_policies() == [Stack(1000, at=(0.3,))]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

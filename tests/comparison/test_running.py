@@ -7,7 +7,9 @@ import shutil
 import signal
 import time
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,12 +19,12 @@ from meristem.comparison.analysis import analyse
 from meristem.comparison.ended import as_begun, describe_lines, finished_runs
 from meristem.comparison.file import Comparison, read_comparison
 from meristem.comparison.lines import Begun, add_line, append_line, read_lines
-from meristem.comparison.planning import RunKey, best_rate, configuration, known_keys
+from meristem.comparison.planning import Lost, RunKey, best_rate, configuration, known_keys
 from meristem.comparison.processes import free_gpu, launched_jobs, threads_of, visible_gpus
 from meristem.comparison.record import show
-from meristem.comparison.results import has_diverged, read_result
+from meristem.comparison.results import Result, has_diverged, read_result
 from meristem.comparison.running import Slowest, check_room, run_comparison
-from meristem.config import check_resumable
+from meristem.config import check_resumable, load_config
 from meristem.errors import InputError, RunError
 from meristem.runs.run_folder import RunFolder
 from meristem.training.train import train
@@ -139,7 +141,7 @@ def test_a_folder_may_be_moved(done: Path, data: Path, tmp_path: Path) -> None:
     }
     config, folder = configuration(comparison, RunKey("same", 0), results), RunFolder.open(out / "runs/same/seed-0")
     assert str(config.model.plan).startswith(str(out))
-    check_resumable(folder.config, as_begun(folder.config, config, None))
+    check_resumable(folder.config, as_begun(Begun.at(folder.path), config, None))
 
 
 def with_lines(done: Path, out: Path) -> Path:
@@ -348,7 +350,8 @@ def test_text_is_not_compared_by_what_needs_labels(data: Path, tmp_path: Path) -
 def test_blocks_that_another_rule_began_with_are_named(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    arms = {"a": {"model.schedule": "uniform"}, "depth": {"model.schedule": "uniform", "growth.policies": ["depth"]}}
+    arms: dict[str, Any] = {"a": {"model.schedule": "uniform"}}
+    arms["depth"] = arms["a"] | {"growth.policies": ["depth"]}
     comparison = asked(tmp_path, data, arms=arms, primary=["depth", "a"], budget={"kind": "flops", "flops": 3e8})
     train(configuration(comparison, RunKey("depth", 0), {}), tmp_path / "out" / RunKey("depth", 0).path)
     monkeypatch.setattr("meristem.training.growth_from_config.best_depth", lambda updates, tokens: 2)
@@ -357,6 +360,9 @@ def test_blocks_that_another_rule_began_with_are_named(
     )
     with pytest.raises(InputError, match=told):
         finished_runs(comparison, tmp_path / "out")
+    arms["depth"]["growth.depth.start_layers"] = 1
+    named = asked(tmp_path, data, arms=arms, primary=["depth", "a"], budget={"kind": "flops", "flops": 3e8})
+    assert finished_runs(named, tmp_path / "out").keys() == {RunKey("depth", 0)}
 
 
 def test_blocks_that_another_rule_wanted_of_a_finished_model_are_named(
@@ -377,6 +383,9 @@ def test_blocks_that_another_rule_wanted_of_a_finished_model_are_named(
     told = r"growth.depth.layers = None: .*seed-0 was to end with 3 blocks; to keep it, give growth.depth.layers = 3"
     with pytest.raises(InputError, match=told):
         finished_runs(comparison, tmp_path / "out")
+    arms["depth"]["growth.depth.layers"] = 3
+    named = asked(tmp_path, data, arms=arms, primary=["depth", "a"], budget={"kind": "flops", "flops": 3e8})
+    assert finished_runs(named, tmp_path / "out").keys() == {key}
 
 
 def test_other_data_is_refused(done: Path, tmp_path: Path) -> None:
@@ -553,7 +562,63 @@ def test_runs_that_start_from_others_count_by_their_lines_alone(
         key: run.scores for key, run in results.items()
     }
     deeper = next(name for name in lines if name.startswith("runs/deeper") and name.endswith("seed-1"))
+    without = {name: line for name, line in lines.items() if name != deeper}
     monkeypatch.setattr("subprocess.Popen", None)  # nothing can be begun
     told = r"arms.deeper.model.start_from = '.*/out/runs/finished/rate-0.00\d/seed-1': .*only a line of it is here"
     with pytest.raises(InputError, match=told):
-        run_comparison(found, out, lines={name: line for name, line in lines.items() if name != deeper})
+        run_comparison(found, out, lines=without)
+    # One that has begun has the weights.
+    copy_run(RunFolder.open(second_budget / deeper), out / deeper, last=0)
+    with pytest.raises(TypeError, match="NoneType"):
+        run_comparison(found, out, lines=without)
+
+
+def test_what_does_not_lack_its_source_is_made_before_what_does(
+    second_budget: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where that is seen only as the rates are chosen."""
+    found = asked(tmp_path, data, **SECOND_BUDGET)
+    out = tmp_path / "out"
+    for key, run in finished_runs(asked(second_budget / "files", data, **SECOND_BUDGET), second_budget).items():
+        if (key.arm, key.seed) == ("finished", 1):
+            add_line(tmp_path, key.path, Begun.at(second_budget / key.path), run, 1)
+        elif (key.arm, key.seed) not in {("deeper", 1), ("fresh", 1), ("deeper", 7)}:
+            shutil.copytree(second_budget / key.path, out / key.path)
+    made: list[str] = []
+
+    def process(command: list[str], **options: Any) -> Any:
+        given = dict(pairwise(command))
+        made.append(Path(given["--out"]).relative_to(out).parts[1])
+        train(load_config(given["train"]), given["--out"])
+        return SimpleNamespace(poll=lambda: 0)
+
+    monkeypatch.setattr("subprocess.Popen", process)
+    with pytest.raises(InputError, match=r"arms.deeper.model.start_from = .*only a line of it is here"):
+        run_comparison(found, out, lines=read_lines([tmp_path / "lines.jsonl"], out), say=lambda text: None)
+    assert sorted(made) == ["deeper", "deeper", "fresh"]
+
+
+def test_in_a_chain_every_arm_but_the_last_has_an_order_of_data_of_its_own(data: Path, tmp_path: Path) -> None:
+    arms = {"a": ROOTS, "b": {"model.start_from": "@a"}, "c": {"model.start_from": "@b"}, "d": ROOTS}
+    found = asked(tmp_path, data, arms=arms, primary=["c", "d"])
+    results: dict[RunKey, Result] = {}
+    orders = []
+    for arm in arms:
+        config = configuration(found, RunKey(arm, 1), results)
+        orders.append(config.data.seed)
+        train(config, tmp_path / arm)
+        results[RunKey(arm, 1)] = result(arm, 1, 3.0, folder=str(tmp_path / arm))
+    assert len(set(orders)) == 3
+    assert orders[2] == orders[3] == 1
+
+
+def test_what_would_start_from_a_run_that_diverged_is_lost(data: Path, tmp_path: Path) -> None:
+    arms = {"a": ROOTS, "b": {"model.start_from": "@a"}}
+    found = asked(tmp_path, data, arms=arms, primary=["b", "a"])
+    with pytest.raises(Lost, match="a diverged, which it takes after"):
+        configuration(found, RunKey("b", 0), {RunKey("a", 0): result("a", 0, 3.0, scores={})})
+
+
+def test_a_run_starts_from_a_whole_run(data: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"arms.b.model.start_from = '@a.plan': must be @a"):
+        asked(tmp_path, data, arms={"a": ROOTS, "b": {"model.start_from": "@a.plan"}}, primary=["b", "a"])

@@ -178,6 +178,11 @@ def test_blocks_that_are_named_are_told_as_such(data: Path, shallow: RunFolder, 
     run = second(data, shallow, tmp_path / "run", train__flops=flops_for(1, shallow) / 200, growth__depth__layers=3)
     assert growth(run) == [(1, 2, 3)]
     assert "they became 3 by copies after the first update, as growth.depth.layers says" in run_text(run.path)
+    new = {"model__layers": 1, "growth__depth__layers": 2, "train__flops": 3e8}
+    run = trained(data, tmp_path / "new", **{**SECOND, **new})
+    assert growth(run) == [(1, 1, 2)]
+    told = "Began with 1 block; they became 2 by copies after the first update, as growth.depth.layers says."
+    assert told in run_text(run.path)
 
 
 @pytest.mark.parametrize(
@@ -222,6 +227,11 @@ def test_blocks_that_the_other_run_never_came_to_have_do_not_come(data: Path, tm
     few = trained(data, tmp_path / "few", **{**SETTINGS, "growth__depth__promise": 0.001, "train__flops": 3e8})
     assert len(few.newest_plan.layers) == 1
     run = second(data, few, tmp_path / "run", train__flops=3e8, growth__depth__layers=2)
+    assert [len(run.plan.target), len(run.newest_plan.layers)] == [2, 2]
+    plain = {name: value for name, value in SECOND.items() if not name.startswith(("growth", "train__flops"))}
+    stack = {"growth__policies": ["stack"], "growth__stack__layers": 2, "growth__stack__start_layers": 1}
+    start = {"model__start_from": str(few.path), "growth__stack__at": [1]}
+    run = trained(data, tmp_path / "stacked", **{**plain, **stack, **start})
     assert [len(run.plan.target), len(run.newest_plan.layers)] == [2, 2]
 
 

@@ -99,7 +99,7 @@ def _check_alike(begun: Begun, config: Config, source: RunKey | None) -> None:
     if begun.data != data_digest(config):
         raise begun.refused("data.path", config.data.path, "was trained on other data")
     try:
-        check_resumable(begun.config, as_begun(begun.config, config, source))
+        check_resumable(begun.config, as_begun(begun, config, source))
     except InputError as error:
         why = f"was trained with {begun.config[error.field]!r}"
         raise begun.refused(error.field, error.value, why) from None
@@ -115,21 +115,35 @@ def _check_structure(begun: Begun, config: Config) -> None:
             if config.model.start_from is not None:
                 layers, key, told = begun.plan.target or layers, "growth.depth.layers", "was to end with"
             if config["growth.depth.layers"] is None and config["growth.depth.start_layers"] is None:
-                why = f"{told} {counted(len(layers), 'block')}; to keep it, give {key} = {len(layers)}"
-                raise begun.refused(key, None, why)
+                keep = f"; to keep it, give {key} = {len(layers)}" if begun.plan.target else ""
+                raise begun.refused(key, None, f"{told} {counted(len(layers), 'block')}{keep}")
         key = named[0] if named else f"plan.{field}"
         raise begun.refused(key, config[key] if named else None, f"began with another structure ({field})")
 
 
-def as_begun(began: Config, config: Config, source: RunKey | None) -> Config:
+def as_begun(begun: Begun, config: Config, source: RunKey | None) -> Config:
     """The configuration with the plan file that a run began with: its structure has been compared, not its place.
 
-    Likewise with the updates that it found out its FLOPs to suffice for, and the place of the run that it started from,
-    if that is `source`.
+    Likewise with the place of the run that it started from, if that is `source`, and with what it found out: the
+    updates that its FLOPs suffice for, and how many blocks are best for them, where these are named now.
     """
-    config, model = as_found(config, began), config.model
+    began, model = begun.config, config.model
+    config = _with_found_blocks(as_found(config, began), begun)
     if began.model.plan is not None and model.plan is not None:
         model = replace(model, plan=began.model.plan)
     if source is not None and Path(began.model.start_from or "").parts[-len(source.path.parts) :] == source.path.parts:
         model = replace(model, start_from=began.model.start_from)
     return replace(config, model=model)
+
+
+def _with_found_blocks(config: Config, begun: Begun) -> Config:
+    """The configuration without a number of blocks that a run has found out to be best, if it names the same."""
+    if not (config.growth.has("depth") and begun.config.growth.has("depth")):
+        return config
+    name, blocks = "start_layers", len(begun.plan.layers)
+    if config.model.start_from is not None:
+        name, blocks = "layers", len(begun.plan.target)
+    if begun.config[f"growth.depth.{name}"] is not None or config[f"growth.depth.{name}"] != blocks:
+        return config
+    table = {key: value for key, value in config.growth.tables["depth"].items() if key != name}
+    return replace(config, growth=replace(config.growth, tables={**config.growth.tables, "depth": table}))

@@ -510,8 +510,11 @@ def _check_reference(comparison: Comparison, arm: str, key: str, value: Any) -> 
         return
     if comparison.beside(arm, match["arm"]) not in comparison.arms:
         raise InputError(f"arms.{arm}.{key}", value, f"must name one of the arms {', '.join(comparison.arms)}")
-    if (match["what"] or "run") not in REFERENCES:
+    what = match["what"] or "run"
+    if what not in REFERENCES:
         raise InputError(f"arms.{arm}.{key}", value, f"must end in one of .{', .'.join(REFERENCES)}")
+    if key == "model.start_from" and what != "run":
+        raise InputError(f"arms.{arm}.{key}", value, f"must be @{match['arm']}: a run starts from a whole run")
 
 
 def _check_search(comparison: Comparison) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from meristem.comparison.file import MEASURING_SEED, Comparison, arm_values, folder_name
-from meristem.comparison.results import Result
+from meristem.comparison.results import Result, is_carried
 from meristem.comparison.search import FIRST, suggested
 from meristem.config import Config, build_config
 from meristem.config.growth import table_name
@@ -29,7 +29,13 @@ ROUNDS = 3  # of measuring an arm that grows, each with the length that the one 
 NEAR = 0.03  # parts by which a measured run may miss the budget: the length is then reckoned from it
 CLOSE = 0.01  # parts by which what is matched may differ
 OTHER_ORDER = 1_000_000  # between the seeds of the data of runs that start from one another
-TOKENS = ("train.batch_size", "model.context", "model.plan", "data.path")  # what the tokens of an update depend on
+TOKENS = (
+    "train.batch_size",
+    "model.context",
+    "model.plan",
+    "model.start_from",
+    "data.path",
+)  # what the tokens of an update depend on
 
 
 @dataclass(frozen=True)
@@ -186,8 +192,7 @@ def configuration(comparison: Comparison, key: RunKey, results: Results) -> Conf
     """What a run is trained with; `Waiting` if that depends on a run that has not ended yet."""
 
     def resolve(other: str, what: str) -> Any:
-        source = source_key(comparison, key, results) if other == comparison.source(key.arm) else None
-        return _followed(key, source or _beside(comparison, key, other, results), results).reference(what)
+        return _followed(comparison, key, other, results).reference(what)
 
     values = arm_values(comparison, key.arm, resolve)
     values |= {"train.seed": key.seed, "data.seed": _data_seed(comparison, key), "checkpoint.keep": 1}
@@ -202,18 +207,15 @@ def configuration(comparison: Comparison, key: RunKey, results: Results) -> Conf
 
 
 def source_key(comparison: Comparison, key: RunKey, results: Results) -> RunKey | None:
-    """The run that one starts from, if it does: at its own best rate also while rates are chosen."""
+    """The run that one starts from, if it does."""
     other = comparison.source(key.arm)
-    if other is None:
-        return None
-    beside = _beside(comparison, key, other, results)
-    return replace(beside, rate=best_rate(comparison, other, results)) if comparison.rates else beside
+    return None if other is None else _beside(comparison, key, other, results)
 
 
 def _data_seed(comparison: Comparison, key: RunKey) -> int:
     """The order of the data: the same in all arms, but another one in those that others start from.
 
-    So a second budget brings other batches than the first, and still the same ones to all that are compared.
+    So a second budget brings other batches than the first. In a chain every arm but the last has an order of its own.
     """
 
     def heirs(arm: str) -> int:
@@ -237,19 +239,23 @@ def _known(results: Results, key: RunKey) -> Result:
 
 
 def _beside(comparison: Comparison, key: RunKey, other: str, results: Results) -> RunKey:
-    """The run of another arm that one takes after: with the same seed, while rates are chosen also the same rate."""
+    """The run of another arm that one takes after, with the same seed.
+
+    While rates are chosen it has the same rate, but one that another starts from its own best one.
+    """
     if key.measuring:
         return seed_key(comparison, other, comparison.seeds[0], results)
     if key.seed in comparison.rate_seeds:
-        return RunKey(other, key.seed, key.rate)
+        own = other == comparison.source(key.arm)
+        return RunKey(other, key.seed, best_rate(comparison, other, results) if own else key.rate)
     return seed_key(comparison, other, key.seed, results)
 
 
-def _followed(key: RunKey, other: RunKey, results: Results) -> Result:
-    """The run that one takes after, if it came to an end."""
-    found = _known(results, other)
+def _followed(comparison: Comparison, key: RunKey, other: str, results: Results) -> Result:
+    """The run of another arm that one takes after, if it came to an end."""
+    found = _known(results, _beside(comparison, key, other, results))
     if found.diverged:
-        raise Lost(f"{key}: cannot be run, as {other.arm} diverged, which it takes after")
+        raise Lost(f"{key}: cannot be run, as {other} diverged, which it takes after")
     return found
 
 
@@ -306,7 +312,7 @@ def wanted(comparison: Comparison, key: RunKey, results: Results) -> float:
     if budget.of is None:
         shorter = 1.0 if budget.kind == "parameters" else _length(comparison, key)
         return shorter * float(budget.amount or 0)
-    of = _followed(key, _beside(comparison, key, budget.of, results), results)
+    of = _followed(comparison, key, budget.of, results)
     if budget.kind == "seconds":
         pace = _known(results, _measuring(of.arm, 1))
         if pace.diverged:
@@ -385,14 +391,9 @@ def _sized(config: Config, parameters: float) -> Config:
 
 def starting_plan_of(config: Config) -> Plan:
     """The structure that a run begins with; of a run that it starts from there may be the plan alone."""
-    if lacks_weights(config):
+    if is_carried(config.model.start_from):
         return starting_plan(config, Plan.load(str(config.model.start_from)))
     return starting_plan(config, initial_plan(config, _data(config.data.path)))
-
-
-def lacks_weights(config: Config) -> bool:
-    """Whether a run would start from one whose folder is not here, but only its line."""
-    return config.model.start_from is not None and Path(config.model.start_from).is_file()
 
 
 def updates_of(config: Config) -> int:

@@ -18,7 +18,7 @@ from meristem.seeds import own_seed
 from meristem.training.meter import TimeSpent
 
 POINTS = 120  # of a curve, about
-CARRIED = "taken-after"  # the folder for the plans of runs of which there are lines alone
+CARRIED, PLAN = "taken-after", "last-plan.json"  # where plans lie of runs of which there are lines alone
 
 Curve = list[tuple[int, float]]
 
@@ -80,7 +80,7 @@ class Result:
         if what == "run":
             return self.folder
         if what == "plan":
-            path = Path(self.folder) / "last-plan.json"
+            path = Path(self.folder) / PLAN
             write_atomically(path, json.dumps(self.plan, indent=1) + "\n")
             return str(path)
         if what == "births":
@@ -106,6 +106,11 @@ class CarriedResult(Result):
             return super().reference(what)
         Path(self.folder).mkdir(parents=True, exist_ok=True)
         return super().reference("plan")
+
+
+def is_carried(path: str | None) -> bool:
+    """Whether a path that a run takes after names the plan of a run whose folder is elsewhere."""
+    return path is not None and Path(path).name == PLAN and CARRIED in Path(path).parts
 
 
 def lost_result(arm: str, seed: int) -> Result:

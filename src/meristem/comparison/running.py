@@ -26,7 +26,6 @@ from meristem.comparison.planning import (
     configuration,
     count_of_runs,
     known_keys,
-    lacks_weights,
     possible_keys,
     source_key,
     starting_plan_of,
@@ -48,14 +47,13 @@ from meristem.comparison.processes import (
     visible_gpus,
     wait_for_others,
 )
-from meristem.comparison.results import CARRIED, Result
+from meristem.comparison.results import CarriedResult, Result
 from meristem.comparison.tables import MEASURES
 from meristem.config import Config
 from meristem.devices import choose_device, describe_device
 from meristem.errors import InputError, RunError
 from meristem.files import absolute
 from meristem.runs.lock import run_lock
-from meristem.runs.run_folder import RunFolder
 from meristem.training.train import check_memory
 from meristem.wording import counted, describe_time
 
@@ -97,12 +95,33 @@ class Runner:
         self.results = finished_runs(comparison, out, lines)
         self.running: list[Running] = []
         self.gpus, self.timed = visible_gpus(), {*timed_arms(comparison)}
-        _check_first(comparison, self.results, jobs, self.gpus)
+        self.check_first()
         self.begun, self.made, self.limit = time.monotonic(), 0, limit
         self.slowest = Slowest()
         if limit < math.inf:
             device = choose_device(str(comparison.values.get("train.device", "auto")))
             self.slowest = Slowest.of_earlier(self.results, jobs_of_runs(out, lines), jobs, describe_device(device))
+
+    def check_first(self) -> None:
+        """Refuse, before hours of other runs, what a run would be refused for, as far as runs are known by now.
+
+        Of each arm and length one is looked at, of runs that start from others every one.
+        """
+        seen: set[tuple[str, bool]] = set()
+        for key in (key for key in known_keys(self.comparison, self.results) if key not in self.results):
+            kind = key.arm, key.seed in self.comparison.tuning_seeds
+            with suppress(Waiting, Lost), of_arm(self.comparison, key.arm):
+                if (missing := self.missing_source(key)) is not None:
+                    raise _source_missing(key, missing)
+                if kind not in seen:
+                    check_room(key, configuration(self.comparison, key, self.results), self.jobs, self.gpus)
+            seen.add(kind)
+
+    def missing_source(self, key: RunKey) -> Path | None:
+        """Where the folder should be of the run that one is to start from, if only a line of that is here."""
+        source = None if is_begun(self.out, key) else source_key(self.comparison, key, self.results)
+        carried = source is not None and isinstance(self.results.get(source), CarriedResult)
+        return self.out / source.path if source is not None and carried else None
 
     @property
     def total(self) -> int:
@@ -136,11 +155,10 @@ class Runner:
             if not self.has_time(config):
                 continue
             side_by_side = 1 if self.is_timed(key) else self.jobs
-            check_source(config)
             check_room(key, config, side_by_side, self.gpus)
             if is_begun(self.out, key):
                 source = source_key(self.comparison, key, self.results)
-                config = as_begun(RunFolder.open(self.out / key.path).config, config, source)
+                config = as_begun(Begun.at(self.out / key.path), config, source)
             gpu = free_gpu(config.train.device, self.gpus, [run.share.gpu for run in self.running])
             self.running.append(launched(key, config, self.out, Share(side_by_side, gpu), self.say))
 
@@ -193,6 +211,7 @@ class Runner:
         if any(map(self.is_timed, busy)):
             return []
         found: list[RunKey] = []
+        stuck: dict[RunKey, Path] = {}  # left for the end, so that nothing else waits for them
         known = known_keys(self.comparison, self.results)
         for key in (key for key in known if key not in self.results and key not in busy):
             if len(busy) + len(found) >= self.jobs:
@@ -200,10 +219,15 @@ class Runner:
             with suppress(Waiting):
                 with suppress(Lost):
                     configuration(self.comparison, key, self.results)
+                if (missing := self.missing_source(key)) is not None:
+                    stuck[key] = missing
+                    continue
                 if self.is_timed(key):  # it comes first, as soon as nothing else is at work
                     return [] if busy else [key]
                 found.append(key)
         if not found and not self.running:
+            for key, missing in stuck.items():
+                raise _source_missing(key, missing)
             raise RunError("no run can begin, though not all are done: this is a fault of Meristem")
         return found
 
@@ -240,17 +264,10 @@ class Slowest:
         return self.besides + updates * self.update
 
 
-def _check_first(comparison: Comparison, results: Results, jobs: int, gpus: Sequence[str]) -> None:
-    """Refuse, before hours of other runs, what a run would be refused for: one of each arm and length known by now."""
-    seen: set[tuple[str, bool]] = set()
-    for key in known_keys(comparison, results):
-        kind = key.arm, key.seed in comparison.tuning_seeds
-        if kind not in seen and key not in results:
-            seen.add(kind)
-            with suppress(Waiting, Lost), of_arm(comparison, key.arm):
-                config = configuration(comparison, key, results)
-                check_source(config)
-                check_room(key, config, jobs, gpus)
+def _source_missing(key: RunKey, missing: Path) -> InputError:
+    """The error for a run that starts from one whose weights are not here."""
+    expected = "must be the folder of a run, but only a line of it is here; bring the folder, or leave out the line"
+    return InputError(f"arms.{key.arm}.model.start_from", str(missing), expected)
 
 
 def _catch_up(out: Path, results: Mapping[RunKey, Result]) -> None:
@@ -259,15 +276,6 @@ def _catch_up(out: Path, results: Mapping[RunKey, Result]) -> None:
     for key, result in results.items():
         if is_begun(out, key) and str(key.path) not in written:
             add_line(out, key.path, Begun.at(out / key.path), result, jobs.get(str(key.path), 1))
-
-
-def check_source(config: Config) -> None:
-    """Refuse a run that would start from one whose weights are not here."""
-    if lacks_weights(config):
-        parts = Path(str(config.model.start_from)).parent.parts
-        source = Path(*(part for part in parts if part != CARRIED))
-        expected = "must be the folder of a run, but only a line of it is here; bring the folder, or leave out the line"
-        raise InputError("model.start_from", str(source), expected)
 
 
 def check_room(key: RunKey, config: Config, side_by_side: int, gpus: Sequence[str]) -> None:

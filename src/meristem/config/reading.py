@@ -358,13 +358,16 @@ def _unknown(key: str, value: Any) -> InputError:
 
 
 def _nearest_key(key: str) -> str | None:
-    """The key that was meant: one like it in its table, or one of its name, or of a name like it, in another table."""
+    """The key that was meant: one like it in its table, or the only one there that begins so.
+
+    Otherwise one of its name, or of a name like it, in another table, `train` before the others.
+    """
     table, _, name = key.rpartition(".")
     if table in _known_keys():
         return table
     names = _names_in(table)
-    longer = (other for other in names if other.startswith(name))
-    if (near := alike(name, names) or next(longer, None)) is not None:
+    longer = [other for other in names if other.startswith(name)]
+    if near := alike(name, names) or (longer[0] if len(longer) == 1 else None):
         return f"{table}.{near}"
     if not table and f"train.{name}" in _known_keys():
         return f"train.{name}"

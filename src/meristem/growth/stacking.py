@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import reduce
 from typing import Any
 
+from meristem.errors import InputError
 from meristem.growth.edits import AddBlock
 from meristem.growth.head_surgery import packed_layer
 from meristem.growth.policy import Change
@@ -19,6 +20,12 @@ def deepened(plan: Plan, size: int, order: str = "stack") -> Plan:
     own, count = plan.layers, len(plan.layers)
     sources = (new % count if order == "stack" else new * count // size for new in range(size))
     return replace(plan, layers=tuple(own[source] for source in sources))
+
+
+def refuse_loops(plan: Plan) -> None:
+    """Refuse a plan whose loops or repeats would not follow copies of blocks."""
+    if plan.is_looped:
+        raise InputError("plan", plan.digest[:12], "has loops or repeats, which would not follow copies of blocks")
 
 
 def stacked(plan: Plan, size: int) -> list[AddBlock]:

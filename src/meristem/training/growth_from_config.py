@@ -19,6 +19,7 @@ from meristem.growth.births import BirthBudget, check_growable, full_layers
 from meristem.growth.looping import looped
 from meristem.growth.policies.depth import Depth, best_depth
 from meristem.growth.policy import ENDLESS
+from meristem.growth.stacking import refuse_loops
 from meristem.limits import MOST_LAYERS
 from meristem.model import Transformer
 from meristem.plan import Loop, Plan
@@ -66,6 +67,7 @@ def starting_plan(config: Config, plan: Plan) -> Plan:
 
 def _with_best_depth(policy: Depth, config: Config, plan: Plan) -> Plan:
     """The plan with as many blocks as the policy says, or as are best for the FLOPs of the run, up to all it has."""
+    refuse_loops(plan)
     if config.model.start_from is not None:
         return _deepened(policy, config, replace(plan, target=()))  # blocks that the other run never came to have
     if policy.start_layers is not None or policy.layers is not None or plan.target:
@@ -84,14 +86,14 @@ def _deepened(policy: Depth, config: Config, plan: Plan) -> Plan:
         if blocks > MOST_LAYERS:
             expected = f"is best spent on {blocks:,} blocks, of which there can be {MOST_LAYERS:,} at most"
             raise InputError("train.flops", config.train.flops, expected)
-        if blocks <= len(plan.layers) and not plan.is_looped:
+        if blocks <= len(plan.layers):
             return plan
-        policy = replace(policy, layers=max(blocks, 2))
+        policy = replace(policy, layers=blocks)
     return policy.prepare(plan)
 
 
 def _check_last_copies(config: Config, plan: Plan) -> None:
-    """Refuse a run that would end as soon as its last blocks are copied: nothing would be learnt after them."""
+    """Refuse a run that is too short for an update before its last blocks are copied and one after."""
     flops, growth = config.train.flops, config.growth
     named = growth.has("depth") and (config.model.start_from is not None or config["growth.depth.layers"] is not None)
     if flops is None or not plan.target or not (named or growth.has("stack")):  # on the way `depth` itself sees to it

@@ -25,7 +25,7 @@ from meristem.errors import InputError
 from meristem.gauges.gauge import Gauge
 from meristem.gauges.training_progress import UpdateLoss
 from meristem.growth.policy import Decision, Policy, Readings, check_types
-from meristem.growth.stacking import deepened, stacked, stacking
+from meristem.growth.stacking import deepened, refuse_loops, stacked, stacking
 from meristem.limits import MOST_LAYERS, check_integer
 from meristem.moves import Moves
 from meristem.plan import Plan
@@ -137,8 +137,7 @@ class Depth(Policy):
         It has the first layers of `plan`, all of which are the target. With `layers` it has all of them, and the target
         that many.
         """
-        if plan.is_looped:
-            raise InputError("plan", plan.digest[:12], "has loops or repeats, which would not follow copies of blocks")
+        refuse_loops(plan)
         if self.layers is not None:
             if len(plan.target) == self.layers:
                 return plan

@@ -16,7 +16,7 @@ from meristem.errors import InputError
 from meristem.gauges.gauge import Gauge
 from meristem.growth.edits import AddBlock
 from meristem.growth.policy import ENDLESS, Ahead, Decision, Policy, Readings, check_types
-from meristem.growth.stacking import copied_block, deepened, stacked, stacking
+from meristem.growth.stacking import copied_block, deepened, refuse_loops, stacked, stacking
 from meristem.limits import MOST_LAYERS, check_integer
 from meristem.plan import Plan
 
@@ -88,9 +88,10 @@ class Stack(Policy):
 
         Where it has the layers to begin with, as that of a run that starts from another, the target is made of these.
         """
-        if plan.target:
+        if plan.target and self.layers in (None, len(plan.target)):
             return plan
         if self.layers is not None:
+            plan = replace(plan, target=())  # of a run that never came to it
             if self._first(self.layers) != (own := len(plan.layers)):
                 expected = f"must be {own}, the blocks that are there, of which layers = {self.layers} are to be made"
                 raise InputError("start_layers", self.start_layers, expected)
@@ -105,8 +106,7 @@ class Stack(Policy):
         if self.order == "interleave" and any(new % old for old, new in pairwise(sizes)):
             text = f"must divide the {count} layers for blocks to be interleaved ({' to '.join(map(str, sizes))})"
             raise InputError("start_layers", sizes[0], text)
-        if plan.is_looped:
-            raise InputError("plan", plan.digest[:12], "has loops or repeats, which would not follow copies of blocks")
+        refuse_loops(plan)
         first = sizes[0]
         chosen = range(first) if self.order == "stack" else range(0, count, count // first)
         return replace(plan, layers=tuple(plan.layers[layer] for layer in chosen), target=plan.layers)
