@@ -9,7 +9,7 @@
 #
 #     BASE=results/2026-11-17-depth/base.toml MORE="--data.path /dev/shm/data --eval.windows 542" bash .../run.sh ... 4
 set -u
-export PYTHONPATH=src OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE RUNS_PYTHON=${PYTHON:-python3} FOLDER=$2 MORE=${MORE:-}
+export PYTHONPATH=src:results/2026-11-19-second-budget OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE RUNS_PYTHON=${PYTHON:-python3} FOLDER=$2 MORE=${MORE:-}
 export BASE=${BASE:-results/2026-11-17-depth/rule-test.toml}
 mkdir -p "$FOLDER"
 one() {

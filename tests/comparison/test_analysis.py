@@ -216,6 +216,13 @@ def test_arms_with_other_held_out_data_are_told(tmp_path: Path) -> None:
     assert "One rate for all arms" not in " ".join(said.notes)  # a kind of optimizer has a rate of its own
 
 
+def test_arms_with_another_order_of_the_data_are_told(tmp_path: Path) -> None:
+    arms: dict[str, Any] = {"first": {}, "second": {"model.start_from": "@first"}, "fresh": {}}
+    contrasts: dict[str, Any] = {"primary": ["second", "fresh"], "contrasts": [["second", "first"]]}
+    told = [text for text in analyse(comparison(tmp_path, arms=arms, **contrasts), {}).cautions if "orders" in text]
+    assert [text.partition(" see ")[0] for text in told] == ["second and first"]
+
+
 def test_budgets_and_rates_of_others_are_written_down(tmp_path: Path) -> None:
     arms = {**tables()["arms"], "more": {"rate_of": "prism", "budget": {"kind": "flops", "of": "prism"}}}
     grid: dict[str, Any] = {"sweep": {"train.batch_size": [2, 4]}, "rates": [1e-3, 2e-3], "rate_seeds": [9]}

@@ -19,6 +19,7 @@ from meristem.comparison.planning import (
     best_rate,
     best_trial,
     seed_key,
+    stages_behind,
     trial_settings,
     wanted,
 )
@@ -112,7 +113,8 @@ def analyse(
     lines = _contrasts(comparison, runs)
     times = _times([line.contrast for line in lines], runs, len(comparison.primary) + len(comparison.secondary))
     cautions = [*_missing_notes(comparison, results), *_divergence_notes(comparison, results),
-                *_held_out_notes(comparison), *_look_notes(comparison, shown), *_spread_notes(lines)]  # fmt: skip
+                *_held_out_notes(comparison), *_order_notes(comparison), *_look_notes(comparison, shown),
+                *_spread_notes(lines)]  # fmt: skip
     notes = [*_tuning_notes(comparison, results), *_budget_notes(comparison, rows), *_power_notes(comparison, lines)]
     if side_by_side > 1:
         notes.append(
@@ -247,6 +249,16 @@ def _divergence_notes(comparison: Comparison, results: Results) -> list[str]:
                 count = f"{len(seeds)} of {counted(len(comparison.seeds), 'seed')} ({', '.join(seeds)})"
                 notes.append(f"{arm} {what} with {count}: what is said of it is of the others only.")
     return notes
+
+
+def _order_notes(comparison: Comparison) -> list[str]:
+    """Contrasts of arms that do not see the data in the same order, as one starts from another."""
+    return [
+        f"{contrast.arm} and {contrast.baseline} see the data in different orders, as others start from one of them: "
+        "their pairs have less in common."
+        for contrast in (*comparison.primary, *comparison.secondary)
+        if stages_behind(comparison, contrast.arm) != stages_behind(comparison, contrast.baseline)
+    ]
 
 
 def _held_out_notes(comparison: Comparison) -> list[str]:

@@ -195,7 +195,8 @@ def configuration(comparison: Comparison, key: RunKey, results: Results) -> Conf
         return _followed(comparison, key, other, results).reference(what)
 
     values = arm_values(comparison, key.arm, resolve)
-    values |= {"train.seed": key.seed, "data.seed": _data_seed(comparison, key), "checkpoint.keep": 1}
+    order = key.seed + OTHER_ORDER * stages_behind(comparison, key.arm)
+    values |= {"train.seed": key.seed, "data.seed": order, "checkpoint.keep": 1}
     if key.rate is not None:
         values["optimizer.lr"] = key.rate
     if key.trial is not None:
@@ -212,17 +213,13 @@ def source_key(comparison: Comparison, key: RunKey, results: Results) -> RunKey 
     return None if other is None else _beside(comparison, key, other, results)
 
 
-def _data_seed(comparison: Comparison, key: RunKey) -> int:
-    """The order of the data: the same in all arms, but another one in those that others start from.
+def stages_behind(comparison: Comparison, arm: str) -> int:
+    """How many arms, one after the other, start from the runs of an arm: 0 of those that most comparisons have.
 
-    So a second budget brings other batches than the first. In a chain every arm but the last has an order of its own.
+    Arms with as many see the data in the same order, and a second budget brings other batches than the first.
     """
-
-    def heirs(arm: str) -> int:
-        """How many runs, one after the other, start from those of an arm."""
-        return max((1 + heirs(other) for other in comparison.arms if comparison.source(other) == arm), default=0)
-
-    return key.seed + OTHER_ORDER * heirs(key.arm)
+    heirs = (other for other in comparison.arms if comparison.source(other) == arm)
+    return max((1 + stages_behind(comparison, heir) for heir in heirs), default=0)
 
 
 def _own_seeds(config: Config, seed: int) -> dict[str, int]:
