@@ -14,7 +14,7 @@ from meristem.seeds import own_seed
 
 @dataclass(frozen=True)
 class Born(Stack):
-    """As `Stack`, but its blocks write nothing at first, and stand on top of the others or, with `below`, under them."""
+    """As `Stack`, but its blocks write nothing at first. They stand on top of the others or, if `below`, under them."""
 
     name: ClassVar[str] = "born"
 
