@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from meristem.comparison.file import Comparison
 from meristem.comparison.numbers import parts, seconds, short
 from meristem.comparison.planning import RunKey
 from meristem.comparison.record import show
+from meristem.comparison.results import Result
 from meristem.comparison.tables import Table, markdown
 from meristem.comparison.tables import tables as tables_of
 
@@ -214,6 +216,21 @@ def test_arms_with_other_held_out_data_are_told(tmp_path: Path) -> None:
     assert any(text.startswith(same) for text in said.cautions)
     assert not any("third and" in text for text in said.cautions)
     assert "One rate for all arms" not in " ".join(said.notes)  # a kind of optimizer has a rate of its own
+
+
+def test_a_context_that_another_run_brings_along_counts(tmp_path: Path) -> None:
+    """What the configuration of such an arm says of it is of no use, and nothing is said before it is known."""
+    arms: dict[str, Any] = {"short": {"model.context": 16}, "deeper": {"model.start_from": "@short"}, "fresh": {}}
+    found = comparison(tmp_path, arms=arms, primary=["deeper", "fresh"], contrasts=[["deeper", "short"]])
+    short = result("short", 0, 3.0, plan={"context": 16})
+    known = {RunKey(arm, 0): replace(short, arm=arm) for arm in ("short", "deeper")}
+
+    def told(known: dict[RunKey, Result]) -> list[str]:
+        cautions = analyse(found, known).cautions
+        return [text.partition(" are not")[0] for text in cautions if "same held-out data" in text]
+
+    assert told({}) == []
+    assert told(known) == ["deeper and fresh"]
 
 
 def test_arms_with_another_order_of_the_data_are_told(tmp_path: Path) -> None:

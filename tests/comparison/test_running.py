@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import os
 import shutil
 import signal
 import time
@@ -20,12 +22,13 @@ from meristem.comparison.ended import as_begun, describe_lines, finished_runs
 from meristem.comparison.file import Comparison, read_comparison
 from meristem.comparison.lines import Begun, add_line, append_line, read_lines
 from meristem.comparison.planning import Lost, RunKey, best_rate, configuration, known_keys
-from meristem.comparison.processes import free_gpu, launched_jobs, threads_of, visible_gpus
+from meristem.comparison.processes import free_gpu, launched_jobs, threads_of, visible_gpus, wait_for_others
 from meristem.comparison.record import show
-from meristem.comparison.results import Result, has_diverged, read_result
-from meristem.comparison.running import Slowest, check_room, run_comparison
+from meristem.comparison.results import CarriedResult, Result, has_diverged, read_result
+from meristem.comparison.running import Runner, Slowest, check_room, run_comparison
 from meristem.config import check_resumable, load_config
 from meristem.errors import InputError, RunError
+from meristem.runs.lock import LOCK_FILE
 from meristem.runs.run_folder import RunFolder
 from meristem.training.train import train
 from training.helpers import assert_equal_runs, copy_run, events, metrics, prepared, prepared_labelled, start
@@ -482,11 +485,20 @@ def test_a_stop_leaves_nothing_running_and_a_second_call_goes_on(
         time.sleep(0.05)
     with pytest.raises(RunError, match=rf"\(pid {process.pid}\) is working on this comparison"):
         run_comparison(comparison, out, say=again.append)
+    training = int((out / "runs/a/seed-0" / LOCK_FILE).read_text())
+    if number == signal.SIGKILL:  # it waits, so that it cannot have ended before it is waited for
+        os.kill(training, signal.SIGSTOP)
     process.send_signal(number)
     if number == signal.SIGKILL:
         process.wait(timeout=60)
-        assert len(run_comparison(comparison, out, say=again.append)) == 4
-        assert again[0].startswith("waiting for a, seed 0, which process ")
+
+        def let_go(text: str) -> None:
+            again.append(text)
+            os.kill(training, signal.SIGCONT)
+
+        assert len(run_comparison(comparison, out, say=let_go)) == 4
+        assert again[0].startswith("waiting for a, seed 0: ")
+        assert again[0].endswith(f"another process (pid {training}) is working on this run")
         assert again[1:] == [f"4 runs in {out}; 4 done"]
         assert events(RunFolder.open(out / "runs/a/seed-0"))[-1] == "finished"
         return
@@ -496,6 +508,18 @@ def test_a_stop_leaves_nothing_running_and_a_second_call_goes_on(
     assert events(RunFolder.open(out / "runs/a/seed-0"))[-1] == "stopped"
     assert len(run_comparison(comparison, out, say=again.append)) == 4
     assert again[:2] == [f"4 runs in {out}; 3 done", "going on with a, seed 0"]
+
+
+def test_a_run_that_only_names_a_process_that_lives_is_not_waited_for(tmp_path: Path) -> None:
+    """Its own ended, and another one has got its number: what counts is the lock."""
+    key, said = RunKey("a", 0), list[str]()
+    folder = tmp_path / key.path
+    folder.mkdir(parents=True)
+    (folder / "config.toml").write_text("")
+    (folder / LOCK_FILE).write_text(f"{os.getppid()}\n")
+    wait_for_others(tmp_path, [key], said.append, math.inf)
+    assert said == []
+    assert (folder / LOCK_FILE).read_text() == f"{os.getppid()}\n"
 
 
 # --- arms that start from the runs of another ------------------------------------------------------------------------
@@ -617,6 +641,25 @@ def test_what_would_start_from_a_run_that_diverged_is_lost(data: Path, tmp_path:
     found = asked(tmp_path, data, arms=arms, primary=["b", "a"])
     with pytest.raises(Lost, match="a diverged, which it takes after"):
         configuration(found, RunKey("b", 0), {RunKey("a", 0): result("a", 0, 3.0, scores={})})
+
+
+def test_a_source_that_diverged_elsewhere_is_not_said_to_lack_a_folder(data: Path, tmp_path: Path) -> None:
+    arms = {"a": ROOTS, "b": {"model.start_from": "@a"}}
+    runner = Runner(asked(tmp_path, data, arms=arms, primary=["b", "a"]), tmp_path, 1, math.inf, {}, print)
+    for scores, missing in (({"held_out_loss": 3.0}, tmp_path / RunKey("a", 0).path), ({}, None)):
+        runner.results = {RunKey("a", 0): CarriedResult(**vars(result("a", 0, 3.0, scores=scores)))}
+        assert runner.missing_source(RunKey("b", 0)) == missing
+
+
+def test_flops_that_are_too_few_are_named_by_the_budget(data: Path, tmp_path: Path) -> None:
+    depth = {"growth": {"policies": ["depth"], "depth": {"layers": 2}}, **ROOTS}
+    found = asked(
+        tmp_path, data, arms={"a": depth, "b": ROOTS}, primary=["a", "b"], budget={"kind": "flops", "flops": 9}
+    )
+    with pytest.raises(
+        InputError, match=r"^budget.flops = 9: must be at least .* for an update after there are 2 blocks"
+    ):
+        run_comparison(found, tmp_path / "out", say=lambda text: None)
 
 
 def test_a_run_starts_from_a_whole_run(data: Path, tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ from training.helpers import prepared
 
 SPACE = {
     "optimizer.lr": {"low": 1e-4, "high": 1e-1, "log": True},
-    "eval.windows": {"low": 2, "high": 9},
+    "model.layers": {"low": 2, "high": 9},
     "optimizer.weight_decay": {"low": 0.0, "high": 0.5},
     "model.schedule": ["uniform", "prism"],
 }
@@ -82,7 +82,7 @@ class TestWithOptuna:
         for one in tried:
             assert 1e-4 <= one["optimizer.lr"] <= 1e-1
             assert one["optimizer.lr"] == float(f"{one['optimizer.lr']:.4g}")
-            assert one["eval.windows"] in range(2, 10)
+            assert one["model.layers"] in range(2, 10)
             assert one["model.schedule"] in ("uniform", "prism")
             config = configuration(found, RunKey("searched", 8, trial=tried.index(one)), {})
             assert {key: config[key] for key in SPACE} == one

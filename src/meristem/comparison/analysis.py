@@ -30,7 +30,6 @@ from meristem.wording import counted, listed
 Runs = Mapping[str, Mapping[int, Result]]  # by arm and seed
 
 SINGULAR = ("target_loss",)
-HELD_OUT = ("data.path", "model.context")  # settings that an arm may have and its held-out loss depends on
 COUNTED = {"flops": "counted FLOPs", "parameters": "parameters"}  # budgets that a run may miss
 
 
@@ -113,7 +112,7 @@ def analyse(
     lines = _contrasts(comparison, runs)
     times = _times([line.contrast for line in lines], runs, len(comparison.primary) + len(comparison.secondary))
     cautions = [*_missing_notes(comparison, results), *_divergence_notes(comparison, results),
-                *_held_out_notes(comparison), *_order_notes(comparison), *_look_notes(comparison, shown),
+                *_held_out_notes(comparison, results), *_order_notes(comparison), *_look_notes(comparison, shown),
                 *_spread_notes(lines)]  # fmt: skip
     notes = [*_tuning_notes(comparison, results), *_budget_notes(comparison, rows), *_power_notes(comparison, lines)]
     if side_by_side > 1:
@@ -261,19 +260,29 @@ def _order_notes(comparison: Comparison) -> list[str]:
     ]
 
 
-def _held_out_notes(comparison: Comparison) -> list[str]:
+def _held_out_notes(comparison: Comparison, results: Results) -> list[str]:
     """Arms whose loss is not of the same held-out text as that of their baseline."""
     notes = []
     for contrast in (*comparison.primary, *comparison.secondary):
-        mine, theirs = (
-            {**comparison.values, **comparison.arms[name].changes} for name in (contrast.arm, contrast.baseline)
-        )
-        if differ := [key for key in HELD_OUT if mine.get(key) != theirs.get(key)]:
+        mine, theirs = (_held_out_text(comparison, arm, results) for arm in (contrast.arm, contrast.baseline))
+        if differ := [key for key in mine if key in theirs and mine[key] != theirs[key]]:
             notes.append(
                 f"{contrast.arm} and {contrast.baseline} are not measured on the same held-out data (other "
                 f"{listed(differ, 2)}): their difference says little of the models."
             )
     return notes
+
+
+def _held_out_text(comparison: Comparison, arm: str, results: Results) -> dict[str, Any]:
+    """What the held-out text of an arm depends on, as far as it is known: a plan brings its context along."""
+    values = {**comparison.values, **comparison.arms[arm].changes}
+    plans = [run.plan for run in _ended(comparison, arm, results).values() if run.plan]
+    known = {"data.path": values["data.path"]}
+    if plans:
+        known["model.context"] = plans[0]["context"]
+    elif values.get("model.plan") is None and values.get("model.start_from") is None:
+        known["model.context"] = values["model.context"]
+    return known
 
 
 def _tuning_notes(comparison: Comparison, results: Results) -> list[str]:

@@ -102,6 +102,8 @@ def _check_alike(begun: Begun, config: Config, source: RunKey | None) -> None:
         check_resumable(begun.config, as_begun(begun, config, source))
     except InputError as error:
         why = f"was trained with {begun.config[error.field]!r}"
+        if error.field == "data.seed":
+            why += " (an arm that others start from sees the data in another order than they do)"
         raise begun.refused(error.field, error.value, why) from None
     _check_structure(begun, config)
 

@@ -38,6 +38,8 @@ MEASURING_SEED = 10**9  # of runs that only measure speed and FLOPs; those of a 
 SPENDS_ALL = "cannot be given: a run that ends early does not spend its budget"
 # What a value may say of a run of another arm with the same seed, as "@ARM" or "@ARM.WORD".
 REFERENCES = ("run", "plan", "births", "birth_times", "birth_layers", "other_layers")
+# What stands for these while nothing is known of that run.
+STAND_INS: Mapping[str, Any] = dict(zip(REFERENCES, ("run", "plan.json", 1, [1], [0], [0]), strict=True))
 REFERENCE = re.compile(r"@(?P<arm>[^.@]+)(?:\.(?P<what>\w+))?")
 NAME = re.compile(r"[\w=+-]+(?: [\w=+-]+)*")
 
@@ -415,20 +417,9 @@ def _check(comparison: Comparison) -> None:
         if other != name:
             raise InputError("arms", name, f"must differ from {other!r} by more than spaces and signs")
     for arm in comparison.arms.values():
-        for key, value in arm.changes.items():
-            _check_reference(comparison, arm.name, key, value)
-            if key in ("train.seed", "data.seed") or (key == "optimizer.lr" and comparison.rates):
-                instead = "rates" if key == "optimizer.lr" else "seeds"
-                raise InputError(f"arms.{arm.name}.{key}", value, f"is what {instead} says, for all arms alike")
-            if key == "eval.patience":
-                raise InputError(f"arms.{arm.name}.{key}", value, SPENDS_ALL)
-            if key in ("eval.windows", "eval.rows"):
-                expected = "must be that of the configuration, so that all arms are measured on the same held-out data"
-                raise InputError(f"arms.{arm.name}.{key}", value, expected)
-            if key in ("train.steps", "train.flops"):
-                raise InputError(
-                    f"arms.{arm.name}.{key}", value, "is what the budget says; give the arm one of its own"
-                )
+        with of_arm(comparison, arm.name):
+            for key, value in arm.changes.items():
+                _check_change(comparison, arm.name, key, value)
         _check_rate_of(comparison, arm)
         if comparison.spends_flops(arm.name):
             _check_flops(comparison, arm)
@@ -438,9 +429,23 @@ def _check(comparison: Comparison) -> None:
     _check_order(comparison)
     _check_search(comparison)
     for arm in comparison.arms.values():
-        if not comparison.references(arm.name):
-            with of_arm(comparison, arm.name):
-                _check_values(comparison, arm)
+        with of_arm(comparison, arm.name):
+            _check_values(comparison, arm)
+
+
+def _check_change(comparison: Comparison, arm: str, key: str, value: Any) -> None:
+    """Refuse what an arm, or a sweep, must not change."""
+    _check_reference(comparison, arm, key, value)
+    if key in ("train.seed", "data.seed") or (key == "optimizer.lr" and comparison.rates):
+        instead = "rates" if key == "optimizer.lr" else "seeds"
+        raise InputError(key, value, f"is what {instead} says, for all arms alike")
+    if key == "eval.patience":
+        raise InputError(key, value, SPENDS_ALL)
+    if key in ("eval.windows", "eval.rows"):
+        expected = "must be that of the configuration, so that all arms are measured on the same held-out data"
+        raise InputError(key, value, expected)
+    if key in ("train.steps", "train.flops"):
+        raise InputError(key, value, "is what the budget says; give the arm one of its own")
 
 
 def _check_keys(comparison: Comparison) -> None:
@@ -454,11 +459,15 @@ def _check_keys(comparison: Comparison) -> None:
 
 
 def _check_values(comparison: Comparison, arm: Arm) -> None:
-    """Refuse what no configuration can have, in the arm itself or at the ends of its search."""
-    values = arm_values(comparison, arm.name, lambda other, what: None)
+    """Refuse what no configuration can have, in the arm itself or at the ends of its search.
+
+    What it takes after other arms is not known yet: something of the kind stands for it, in a run of any length.
+    """
+    values = arm_values(comparison, arm.name, lambda other, what: STAND_INS[what])
     for key in (key for key in arm.changes if key not in values and key not in arm.swept):
         named = ", ".join(values.get("growth.policies", ())) or "none"
         raise InputError(key, arm.changes[key], f"does nothing: the policies of {arm.name} are {named}")
+    values |= {"train.steps": ENDLESS} if comparison.references(arm.name) else {}
     values |= comparison.length_values(arm.name, comparison.budget_of(arm.name).amount)
     build_config(values)
     for key, part in comparison.search.space if comparison.search and comparison.is_searched(arm.name) else ():
@@ -473,6 +482,11 @@ def of_arm(comparison: Comparison, arm: str) -> Iterator[None]:
         yield
     except InputError as error:
         changes, swept = comparison.arms[arm].changes, comparison.arms[arm].swept
+        if error.field == "train.flops" and "train.flops" not in changes:  # what the budget says
+            budget, field = comparison.budget_of(arm), comparison.budget_field(arm)
+            key, value = ("of", budget.of) if budget.amount is None else (budget.kind, budget.amount)
+            expected = error.expected if budget.amount is not None else f"gives {error.value:g} FLOPs: {error.expected}"
+            raise InputError(f"{field}.{key}", value, f"{expected} (arm {arm})", error.remedy) from None
         place = "sweep." if error.field in swept else f"arms.{arm}." if error.field in changes else ""
         expected = error.expected if place else f"{error.expected} (arm {arm})"
         raise InputError(place + error.field, error.value, expected, error.remedy) from None
@@ -509,12 +523,12 @@ def _check_reference(comparison: Comparison, arm: str, key: str, value: Any) -> 
     if match is None:
         return
     if comparison.beside(arm, match["arm"]) not in comparison.arms:
-        raise InputError(f"arms.{arm}.{key}", value, f"must name one of the arms {', '.join(comparison.arms)}")
+        raise InputError(key, value, f"must name one of the arms {', '.join(comparison.arms)}")
     what = match["what"] or "run"
     if what not in REFERENCES:
-        raise InputError(f"arms.{arm}.{key}", value, f"must end in one of .{', .'.join(REFERENCES)}")
+        raise InputError(key, value, f"must end in one of .{', .'.join(REFERENCES)}")
     if key == "model.start_from" and what != "run":
-        raise InputError(f"arms.{arm}.{key}", value, f"must be @{match['arm']}: a run starts from a whole run")
+        raise InputError(key, value, f"must be @{match['arm']}: a run starts from a whole run")
 
 
 def _check_search(comparison: Comparison) -> None:

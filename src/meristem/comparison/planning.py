@@ -28,7 +28,9 @@ MEASURED = 60  # updates in which the speed of an arm that does not grow is meas
 ROUNDS = 3  # of measuring an arm that grows, each with the length that the one before it points to
 NEAR = 0.03  # parts by which a measured run may miss the budget: the length is then reckoned from it
 CLOSE = 0.01  # parts by which what is matched may differ
-OTHER_ORDER = 1_000_000  # between the seeds of the data of runs that start from one another
+OTHER_ORDER = (
+    MEASURING_SEED  # no seed of a file is as large: between the seeds of the data of runs that start from one another
+)
 TOKENS = (
     "train.batch_size",
     "model.context",

@@ -22,7 +22,7 @@ from meristem.config import Config
 from meristem.cores import usable_cores
 from meristem.errors import RunError
 from meristem.files import parsed_json, write_atomically
-from meristem.runs.lock import holder_of, is_held
+from meristem.runs.lock import check_free
 from meristem.runs.run_folder import RunFolder
 from meristem.wording import counted
 
@@ -110,7 +110,10 @@ def ended(run: Running, out: Path) -> Result:
 
 
 def stop(running: list[Running], say: Say) -> None:
-    """Let runs in progress save and end; no further signal keeps them from being told, and waited for."""
+    """Let runs in progress save and end.
+
+    No further request to end keeps them from being told, and waited for; a second Ctrl-C leaves them to end alone.
+    """
     with _deaf():
         for run in running:
             with suppress(ProcessLookupError):
@@ -160,16 +163,22 @@ def _handling(handler: Callable[[int, object], None] | signal.Handlers) -> Itera
         yield
     finally:
         for number, former in before.items():
-            signal.signal(number, former)
+            if former is not None:  # None: it was not Python that had set it, so it cannot be set again
+                signal.signal(number, former)
 
 
 def wait_for_others(out: Path, keys: Iterable[RunKey], say: Say, until: float) -> None:
     """Wait for runs that processes of an earlier call still train, as its end was not its own, `until` some time."""
-    for key in keys:
-        folder = out / key.path
-        if is_begun(out, key) and is_held(folder):
-            say(f"waiting for {key}, which process {holder_of(folder)} is still training")
-            while is_held(folder) and time.monotonic() < until:
+    for key in filter(lambda key: is_begun(out, key), keys):
+        told = False
+        while time.monotonic() < until:
+            try:
+                check_free(out / key.path)
+                break
+            except RunError as error:
+                if not told:
+                    say(f"waiting for {key}: {error}")
+                told = True
                 time.sleep(PAUSE)
 
 

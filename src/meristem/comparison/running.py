@@ -69,10 +69,10 @@ def run_comparison(
     """
     out = absolute("out", out)
     out.mkdir(parents=True, exist_ok=True)
-    begun = time.monotonic()
+    until = time.monotonic() + limit
     with run_lock(out, what="comparison"), stoppable():
-        wait_for_others(out, possible_keys(comparison), say, begun + limit)
-        runner = Runner(comparison, out, jobs, begun + limit - time.monotonic(), lines, say)
+        wait_for_others(out, possible_keys(comparison), say, until)
+        runner = Runner(comparison, out, jobs, until, lines, say)
         _catch_up(out, runner.results)
         say(f"{counted(runner.total, 'run')} in {out}; {len(runner.results)} done")
         if lines:
@@ -89,16 +89,16 @@ class Runner:
     """The runs of a comparison that have ended and those in progress, of which it keeps so many side by side."""
 
     def __init__(
-        self, comparison: Comparison, out: Path, jobs: int, limit: float, lines: Lines, say: Say
+        self, comparison: Comparison, out: Path, jobs: int, until: float, lines: Lines, say: Say
     ) -> None:  # fmt: skip
         self.comparison, self.out, self.jobs, self.lines, self.say = comparison, out, jobs, lines, say
         self.results = finished_runs(comparison, out, lines)
         self.running: list[Running] = []
         self.gpus, self.timed = visible_gpus(), {*timed_arms(comparison)}
         self.check_first()
-        self.begun, self.made, self.limit = time.monotonic(), 0, limit
+        self.begun, self.made, self.until = time.monotonic(), 0, until
         self.slowest = Slowest()
-        if limit < math.inf:
+        if until < math.inf:
             device = choose_device(str(comparison.values.get("train.device", "auto")))
             self.slowest = Slowest.of_earlier(self.results, jobs_of_runs(out, lines), jobs, describe_device(device))
 
@@ -120,8 +120,14 @@ class Runner:
     def missing_source(self, key: RunKey) -> Path | None:
         """Where the folder should be of the run that one is to start from, if only a line of that is here."""
         source = None if is_begun(self.out, key) else source_key(self.comparison, key, self.results)
-        carried = source is not None and isinstance(self.results.get(source), CarriedResult)
+        known = None if source is None else self.results.get(source)
+        carried = isinstance(known, CarriedResult) and not known.diverged
         return self.out / source.path if source is not None and carried else None
+
+    def configuration(self, key: RunKey) -> Config:
+        """What a run is trained with; errors name the arm."""
+        with of_arm(self.comparison, key.arm):
+            return configuration(self.comparison, key, self.results)
 
     @property
     def total(self) -> int:
@@ -151,7 +157,7 @@ class Runner:
             if known is not None:
                 self.results[key] = known
                 continue
-            config = configuration(self.comparison, key, self.results)
+            config = self.configuration(key)
             if not self.has_time(config):
                 continue
             side_by_side = 1 if self.is_timed(key) else self.jobs
@@ -164,8 +170,7 @@ class Runner:
 
     def has_time(self, config: Config) -> bool:
         """Whether a run would end within the limit."""
-        passed = time.monotonic() - self.begun
-        return self.limit == math.inf or passed + self.slowest.seconds(updates_of(config)) <= self.limit
+        return self.until == math.inf or time.monotonic() + self.slowest.seconds(updates_of(config)) <= self.until
 
     def collect(self) -> None:
         """Take the results of runs that have ended since, and say so."""
@@ -218,7 +223,7 @@ class Runner:
                 break
             with suppress(Waiting):
                 with suppress(Lost):
-                    configuration(self.comparison, key, self.results)
+                    self.configuration(key)
                 if (missing := self.missing_source(key)) is not None:
                     stuck[key] = missing
                     continue

@@ -20,7 +20,8 @@ from meristem.settings import flat
 KEYS = ("space", "trials", "seeds", "arms", "sampler_seed")
 FIRST = 10  # trials that are drawn without regard to others, so that they may run side by side
 DIGITS = 4  # of a number that is tried
-GIVEN = ("train.seed", "data.seed", "train.steps", "data.path")  # by seeds, budget and configuration
+# By seeds, budget and configuration; all arms are measured on the same held-out data.
+GIVEN = ("train.seed", "data.seed", "train.steps", "train.flops", "data.path", "eval.windows", "eval.rows")
 
 
 @dataclass(frozen=True)

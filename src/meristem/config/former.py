@@ -35,7 +35,7 @@ OF_INCRT = (
 OF_PRUNE = ("decide_every", "cool_down", "grace", "redundant", "tolerance")
 # What was usual then and is not now: complete files have it of policies that the run did not use.
 USUAL_THEN = {("incrt", "cool_down"): 200, ("incrt", "feeds"): 20}
-NOT_GIVEN = {"growth.stack.start_layers": 0, "growth.stack.layers": 0, "growth.depth.layers": 0}  # are None now
+NOT_GIVEN = ("growth.stack.start_layers", "growth.stack.layers")  # 0 then
 DROPPED = "growth.random_births.feed_every"  # nothing was fed
 FORMER = frozenset({
     *CHOOSING, "growth.observe_every", *(f"growth.{name}" for name in OF_SGT),
@@ -54,7 +54,9 @@ def translated(values: Mapping[str, Any], note: Callable[[str], None] | None = N
         values = {key: value for key, value in values.items() if key != DROPPED}
         if note is not None:
             note(f"{DROPPED}: of no use, as nothing is measured for births at random times")
-    values = {key: value for key, value in values.items() if key not in NOT_GIVEN or value != NOT_GIVEN[key]}
+    values = {
+        key: value for key, value in values.items() if not (key in NOT_GIVEN and type(value) is int and not value)
+    }
     given = FORMER & values.keys()
     if not given:
         return dict(values)

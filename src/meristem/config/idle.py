@@ -54,5 +54,6 @@ def _reasons(config: Config, classifier: bool) -> list[tuple[list[str], str]]:
     if classifier:
         idle.append((["eval.windows"], "for a classifier, which is measured on rows"))
     else:
-        idle.append((["model.pooling", "eval.rows"], "for a language model"))
+        of_rows = ["eval.rows"] if whole else ["model.pooling", "eval.rows"]
+        idle.append((of_rows, "for a language model"))
     return idle

@@ -57,7 +57,7 @@ def open_source(
     if average:
         checkpoint = checkpoint.without_average()
     train = replace(config.train, device=device, average=0.0 if average else config.train.average)
-    if data is not None and opened.index.digest != folder.data_digest:  # other rows: none of them was trained on
+    if opened.index.digest != folder.data_digest:  # other rows: none of them was trained on
         config = replace(config, data=replace(config.data, held_back=0), growth=GrowthConfig())
     held_back = make_task(config, checkpoint.plan, opened, fixed=False).held_back
     data_config = replace(config.data, path=str(path), held_back=held_back)

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TextIO
 
 from meristem.errors import RunError
 
@@ -22,35 +23,36 @@ def run_lock(folder: Path, name: Path | None = None, what: str = "run") -> Itera
     while it is held; `name` is what the folder is called in messages. Where files cannot be locked, on Windows and on
     some network file systems, nothing is held.
     """
-    if sys.platform == "win32":
-        yield
-        return
-    import fcntl
-
-    with (folder / LOCK_FILE).open("a+", encoding="utf-8", errors="replace") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            file.seek(0)
-            holder = file.read(20).strip() or "unknown"
-            raise RunError(f"{name or folder}: another process (pid {holder}) is working on this {what}") from error
-        except OSError:
-            pass
+    with _locked(folder, name, what) as file:
         file.truncate(0)
         file.write(f"{os.getpid()}\n")
         file.flush()
         yield
 
 
-def holder_of(folder: Path) -> str:
-    """The id of the process that last held the run in `folder`, as text."""
-    return (folder / LOCK_FILE).read_text(encoding="utf-8", errors="replace")[:20].strip() or "unknown"
+@contextmanager
+def _locked(folder: Path, name: Path | None = None, what: str = "run") -> Iterator[TextIO]:
+    """The lock file of `folder`, locked; as it is, so that it still names the process that held it last."""
+    with (folder / LOCK_FILE).open("a+", encoding="utf-8", errors="replace") as file:
+        if sys.platform != "win32":
+            import fcntl
+
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                file.seek(0)
+                holder = file.read(20).strip() or "unknown"
+                raise RunError(f"{name or folder}: another process (pid {holder}) is working on this {what}") from error
+            except OSError:
+                pass
+        yield file
 
 
 def is_held(folder: Path) -> bool:
     """Whether the process that last held the run in `folder` still lives on this machine, and holds it.
 
-    Nothing is locked to find out, so that nobody is kept from it. A holder on another machine is not seen.
+    Nothing is locked to find out, so that nobody is kept from it. A holder on another machine is not seen. Where the
+    system does not tell of locks, another process with the same id is taken for it; `check_free` is never mistaken.
     """
     if sys.platform == "win32":
         return False
@@ -74,7 +76,7 @@ def _is_locked(path: Path) -> bool:
 
 
 def check_free(folder: Path) -> None:
-    """Say who works on the run in `folder`, if somebody does."""
+    """Say who works on the run in `folder`, if somebody does; it is locked for a moment to find out."""
     if (folder / LOCK_FILE).is_file():
-        with run_lock(folder):
+        with _locked(folder):
             pass

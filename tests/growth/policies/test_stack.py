@@ -61,6 +61,15 @@ def test_a_plan_can_be_what_it_begins_with(layers: list[LayerPlan], order: str, 
         Stack(100, start_layers=3, layers=8).prepare(start)
 
 
+def test_blocks_that_never_came_to_their_target_are_counted() -> None:
+    """A run that was left with 2 of 8 blocks is the start of another only if that begins with 2."""
+    left = Stack(100, start_layers=2).prepare(plan_of(*[LayerPlan(2, 4, 2)] * 8))
+    assert Stack(100, start_layers=2, at=(10, 20)).prepare(left) == left
+    for policy in (Stack(100), Stack(100, layers=8), Stack(100, layers=8, start_layers=4)):
+        with pytest.raises(InputError, match=r"start_layers = (None|4): must be 2, the blocks that are there"):
+            policy.prepare(left)
+
+
 def test_a_copy_of_a_layer_that_has_grown_has_as_many_heads_as_fit_below_its_ceiling() -> None:
     policy = Stack(100, start_layers=1, at=(10,))
     plan = Incrt(start_heads=1).prepare(

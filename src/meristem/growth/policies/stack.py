@@ -19,6 +19,7 @@ from meristem.growth.policy import ENDLESS, Ahead, Decision, Policy, Readings, c
 from meristem.growth.stacking import copied_block, deepened, refuse_loops, stacked, stacking
 from meristem.limits import MOST_LAYERS, check_integer
 from meristem.plan import Plan
+from meristem.wording import counted
 
 
 @dataclass(frozen=True)
@@ -88,11 +89,15 @@ class Stack(Policy):
 
         Where it has the layers to begin with, as that of a run that starts from another, the target is made of these.
         """
+        own = len(plan.layers)
         if plan.target and self.layers in (None, len(plan.target)):
+            if own not in self.sizes(goal := len(plan.target)):
+                expected = f"must be {own}, the blocks that are there, of which {goal} are to be made"
+                raise InputError("start_layers", self.start_layers, expected)
             return plan
         if self.layers is not None:
             plan = replace(plan, target=())  # of a run that never came to it
-            if self._first(self.layers) != (own := len(plan.layers)):
+            if self._first(self.layers) != own:
                 expected = f"must be {own}, the blocks that are there, of which layers = {self.layers} are to be made"
                 raise InputError("start_layers", self.start_layers, expected)
             plan = deepened(plan, self.layers, self.order)
@@ -126,7 +131,7 @@ class Stack(Policy):
     def decide(self, state: Any, step: int, plan: Plan, readings: Readings) -> Decision:
         size = self._size(step, plan)
         edits = stacked(plan, size) if self.order == "stack" else self._interleaved(plan, size)
-        rule = f"{step} updates are done"
+        rule = f"after {counted(step, 'update')}"
         return Decision(state, (stacking(plan, edits, rule, self.order),))
 
     def _interleaved(self, plan: Plan, size: int) -> list[AddBlock]:
