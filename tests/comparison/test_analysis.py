@@ -11,15 +11,16 @@ from typing import Any
 import pytest
 from scipy import stats
 
-from comparison.helpers import comparison, result, results, tables
+from comparison.helpers import base_file, comparison, result, results, tables
 from meristem.comparison.analysis import analyse, facts_of
-from meristem.comparison.file import Comparison
+from meristem.comparison.file import Comparison, read_comparison
 from meristem.comparison.numbers import parts, seconds, short
 from meristem.comparison.planning import RunKey
 from meristem.comparison.record import show
 from meristem.comparison.results import Result
 from meristem.comparison.tables import Table, markdown
 from meristem.comparison.tables import tables as tables_of
+from meristem.errors import InputError
 
 LOSSES = {"uniform": [3.0, 3.2, 3.1, 3.05], "prism": [2.9, 3.11, 2.99, 2.95], "reverse": [3.01, 3.17, 3.13, 3.04]}
 
@@ -238,6 +239,23 @@ def test_arms_with_another_order_of_the_data_are_told(tmp_path: Path) -> None:
     contrasts: dict[str, Any] = {"primary": ["second", "fresh"], "contrasts": [["second", "first"]]}
     told = [text for text in analyse(comparison(tmp_path, arms=arms, **contrasts), {}).cautions if "orders" in text]
     assert [text.partition(" see ")[0] for text in told] == ["second and first"]
+
+
+def test_what_an_arm_starts_from_is_told_with_what_it_cost(tmp_path: Path) -> None:
+    arms: dict[str, Any] = {"first": {}, "second": {"model.start_from": "@first"}, "third": {"model.start_from": "run"}}
+    found = comparison(tmp_path, arms=arms, primary=["second", "third"])
+    told = [text for text in analyse(found, results({"first": [3.0, 3.0]})).cautions if "start" in text]
+    assert told[:2] == [
+        "second starts from the runs of first: what came before (1e+09 FLOPs) is in no budget.",
+        "third starts from run: what came before is in no budget.",
+    ]
+
+
+@pytest.mark.parametrize(("given", "said"), [("--data.seed", "seeds"), ("--optimizer.lr", "rates")])
+def test_what_the_file_says_for_all_runs_cannot_be_overridden(tmp_path: Path, given: str, said: str) -> None:
+    tuned = {"rates": [1e-3, 2e-3], "rate_seeds": [9]}
+    with pytest.raises(InputError, match=f"{given[2:]} = 3.*is what {said} of the file says"):
+        read_comparison(tables(**tuned), base_file(tmp_path), None, [given, "3"])
 
 
 def test_budgets_and_rates_of_others_are_written_down(tmp_path: Path) -> None:

@@ -34,6 +34,7 @@ from meristem.training.train import train
 from training.helpers import assert_equal_runs, copy_run, events, metrics, prepared, prepared_labelled, start
 
 SGT = {"model.schedule": "uniform", "growth": {"policies": ["sgt"], "sgt": {"start": 2, "window": 3}}}
+ROOTS = {"model.schedule": "uniform", "model.layers": 1}
 ARMS: dict[str, Any] = {
     "sgt": SGT,
     "plain": {"model.schedule": "uniform", "budget": {"kind": "flops", "of": "sgt"}},
@@ -329,15 +330,18 @@ def test_a_run_that_was_given_up_is_known_by_its_events(
 @pytest.mark.parametrize(
     ("arm", "field"),
     [
-        ({"model.width": 33}, "model.heads"),
+        ({**ROOTS, "model.width": 33}, "model.heads"),
         ({"model.start_from": "nowhere"}, "arms.b.model.start_from"),
-        ({"growth.policies": ["stack"], "growth.stack.start_layers": 9}, "arms.b.growth.stack.start_layers"),
+        (
+            {"growth.policies": ["stack"], "growth.stack.start_layers": 9, "model.schedule": "uniform"},
+            "arms.b.growth.stack.start_layers",
+        ),
     ],
 )
 def test_what_a_run_would_be_refused_for_is_told_before_the_first(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arm: dict[str, Any], field: str
 ) -> None:
-    arms = {"a": {"model.schedule": "uniform"}, "b": {"model.schedule": "uniform", **arm}}
+    arms = {"a": ROOTS, "b": arm}
     monkeypatch.setattr("subprocess.Popen", None)  # nothing can be begun
     with pytest.raises(InputError) as error:
         run_comparison(asked(tmp_path, data, arms=arms, primary=["b", "a"]), tmp_path / "out", say=lambda text: None)
@@ -376,8 +380,8 @@ def test_blocks_that_another_rule_wanted_of_a_finished_model_are_named(
     arms["depth"] = arms["a"] | {"growth.policies": ["depth"]}
     first = asked(tmp_path, data, arms=arms, primary=["depth", "a"], budget={"kind": "flops", "flops": 3e8})
     train(configuration(first, RunKey("a", 0), {}), tmp_path / "first")
-    for settings in arms.values():
-        settings["model.start_from"] = str(tmp_path / "first")
+    start = {"model.start_from": str(tmp_path / "first")}
+    arms = {"a": start, "depth": start | {"growth.policies": ["depth"]}}
     comparison = asked(tmp_path, data, arms=arms, primary=["depth", "a"], budget={"kind": "flops", "flops": 3e8})
     key = RunKey("depth", 0)
     train(configuration(comparison, key, {}), tmp_path / "out" / key.path)
@@ -524,7 +528,6 @@ def test_a_run_that_only_names_a_process_that_lives_is_not_waited_for(tmp_path: 
 
 # --- arms that start from the runs of another ------------------------------------------------------------------------
 
-ROOTS = {"model.schedule": "uniform", "model.layers": 1}
 SECOND_BUDGET: dict[str, Any] = {
     "arms": {
         "finished": {**ROOTS, "budget": {"kind": "flops", "flops": 1e8}},
@@ -652,14 +655,23 @@ def test_a_source_that_diverged_elsewhere_is_not_said_to_lack_a_folder(data: Pat
 
 
 def test_flops_that_are_too_few_are_named_by_the_budget(data: Path, tmp_path: Path) -> None:
-    depth = {"growth": {"policies": ["depth"], "depth": {"layers": 2}}, **ROOTS}
-    found = asked(
-        tmp_path, data, arms={"a": depth, "b": ROOTS}, primary=["a", "b"], budget={"kind": "flops", "flops": 9}
+    train(
+        configuration(asked(tmp_path, data), RunKey("plain", 0), {RunKey("sgt", 0): result("sgt", 0, 3.0)}),
+        tmp_path / "was",
     )
-    with pytest.raises(
-        InputError, match=r"^budget.flops = 9: must be at least .* for an update after there are 2 blocks"
-    ):
+    deeper = {"model.start_from": str(tmp_path / "was"), "growth": {"policies": ["depth"], "depth": {"layers": 40}}}
+    found = asked(
+        tmp_path, data, arms={"a": deeper, "b": ROOTS}, primary=["a", "b"], budget={"kind": "flops", "flops": 3e6}
+    )
+    with pytest.raises(InputError, match=r"^budget.flops = 3000000.0: must be at least .* after there are 40 blocks"):
         run_comparison(found, tmp_path / "out", say=lambda text: None)
+
+
+def test_the_folder_of_a_run_is_none_for_a_comparison(data: Path, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/config.toml").write_text("")
+    with pytest.raises(InputError, match="is the folder of a run; a comparison needs one of its own"):
+        run_comparison(asked(tmp_path, data), tmp_path / "run")
 
 
 def test_a_run_starts_from_a_whole_run(data: Path, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import torch
 
 from commands import Call
 from meristem import PruneSettings, prune_run
+from meristem.data import open_data
 from meristem.errors import InputError
 from meristem.evaluation.evaluate import evaluate_run
 from meristem.files import sha256_of
@@ -185,6 +186,34 @@ def test_rows_that_a_run_holds_back_are_set_aside_and_stay_so(data: Path, tmp_pa
     made = prune_run(run.path, tmp_path / "out", replace(settings, tolerance=math.inf), device="cpu")
     assert RunFolder.open(made.folder).config.data.held_back == 24
     pruning_rows(source, replace(settings, repair=10_000), CPU)  # no repair can see them
+
+
+def test_rows_that_the_run_was_trained_on_are_told(data: Path, tmp_path: Path) -> None:
+    """All of them after an epoch; after two thirds of one, where a look at others goes round, as many as it saw."""
+    whole, most = trained(data, tmp_path / "whole", train__steps=1), PruneSettings(keep=0.5, sequences=64)
+    windows = pruning_rows(open_source(whole.path, device="cpu"), most, CPU)
+    assert windows.trained == 0
+    count = make_task(whole.config, whole.plan, open_data(data), fixed=False).sampler.windows  # type: ignore[attr-defined]
+    for part, expected in ((1.1, 1.0), (0.99, 0.9)):
+        steps = {"train__steps": 4, "train__batch_size": math.ceil(count * part / 4), "train__micro_batch": None}
+        run = trained(data, tmp_path / f"run-{part}", **steps, checkpoint__every=0, eval__every=0)
+        rows = pruning_rows(open_source(run.path, device="cpu"), most, CPU)
+        assert rows.trained >= expected * sum(len(tokens) for tokens, _ in rows.aside)
+    made = prune_run(run.path, tmp_path / "out", replace(FREE, keep=0.8), device="cpu")
+    assert made.notes[0].startswith(
+        f"The run was trained on {pruning_rows(open_source(run.path), FREE, CPU).trained} of"
+    )
+
+
+def test_what_kept_a_model_larger_than_asked_for_is_told(
+    whole: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Losses are made up: every head is missed by 1 nat."""
+    trial = Search._trial
+    monkeypatch.setattr(Search, "_trial", lambda self, *given: replace(trial(self, *given), loss=self.start + 1.0))
+    made = prune_run(whole.path, tmp_path / "out", replace(FREE, tolerance=0.5), device="cpu")
+    told = "Not as small as asked for: with one head less the loss would be +1.0000, and the tolerance is 0.5."
+    assert made.notes == (told,)
 
 
 def test_a_repair_that_ends_above_the_tolerance_takes_heads_back(

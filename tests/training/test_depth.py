@@ -178,11 +178,18 @@ def test_blocks_that_are_named_are_told_as_such(data: Path, shallow: RunFolder, 
     run = second(data, shallow, tmp_path / "run", train__flops=flops_for(1, shallow) / 200, growth__depth__layers=3)
     assert growth(run) == [(1, 2, 3)]
     assert "they became 3 by copies after the first update, as growth.depth.layers says" in run_text(run.path)
-    new = {"model__layers": 1, "growth__depth__layers": 2, "train__flops": 3e8}
-    run = trained(data, tmp_path / "new", **{**SECOND, **new})
-    assert growth(run) == [(1, 1, 2)]
-    told = "Began with 1 block; they became 2 by copies after the first update, as growth.depth.layers says."
-    assert told in run_text(run.path)
+
+
+def test_blocks_at_the_end_are_not_named_for_a_new_run(data: Path) -> None:
+    """Its most are `model.layers`; that it has more than it can come to have would be told nobody."""
+    with pytest.raises(InputError, match=r"growth\.depth\.layers = 2: is for a run with model\.start_from"):
+        tiny_config(data, **SECOND, growth__depth__layers=2)
+
+
+def test_blocks_that_are_not_alike_are_told(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With Prism the first ones, which are copied, have few heads."""
+    trained(data, tmp_path / "run", **{**SETTINGS, "model__schedule": "prism", "train__flops": 3e8})
+    assert "growth.depth: begins with the first blocks of the schedule, which have" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -50,8 +50,9 @@ def compare_command(
     from meristem.comparison.lines import read_lines
     from meristem.comparison.processes import AskedToStop
     from meristem.comparison.record import show
-    from meristem.comparison.running import run_comparison
+    from meristem.comparison.running import check_place, run_comparison
     from meristem.comparison.tables import summary
+    from meristem.errors import InputError
     from meristem.files import absolute, write_atomically
     from meristem.report.page.comparison import comparison_page
 
@@ -62,8 +63,13 @@ def compare_command(
     folder = out or Path("runs/compare") / (comparison.stem if preset is None else f"{comparison.stem}-{preset}")
     elsewhere = read_lines(lines or (), absolute("out", folder))
     if only_show:
-        folder.mkdir(parents=True, exist_ok=True)
+        check_place(folder)
         results = finished_runs(wanted, folder, elsewhere)
+        if not results:
+            raise InputError(
+                "out", str(folder), "has no finished run of this comparison; leave out --show to make them"
+            )
+        folder.mkdir(parents=True, exist_ok=True)
         if elsewhere:
             say(describe_lines(wanted, elsewhere))
     else:

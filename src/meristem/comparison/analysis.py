@@ -112,7 +112,8 @@ def analyse(
     lines = _contrasts(comparison, runs)
     times = _times([line.contrast for line in lines], runs, len(comparison.primary) + len(comparison.secondary))
     cautions = [*_missing_notes(comparison, results), *_divergence_notes(comparison, results),
-                *_held_out_notes(comparison, results), *_order_notes(comparison), *_look_notes(comparison, shown),
+                *_source_notes(comparison, results), *_held_out_notes(comparison, results), *_order_notes(comparison),
+                *_look_notes(comparison, shown),
                 *_spread_notes(lines)]  # fmt: skip
     notes = [*_tuning_notes(comparison, results), *_budget_notes(comparison, rows), *_power_notes(comparison, lines)]
     if side_by_side > 1:
@@ -247,6 +248,22 @@ def _divergence_notes(comparison: Comparison, results: Results) -> list[str]:
             if seeds:
                 count = f"{len(seeds)} of {counted(len(comparison.seeds), 'seed')} ({', '.join(seeds)})"
                 notes.append(f"{arm} {what} with {count}: what is said of it is of the others only.")
+    return notes
+
+
+def _source_notes(comparison: Comparison, results: Results) -> list[str]:
+    """Arms that begin with what others have learnt: their budget does not have what that had cost."""
+    notes, heirs = [], dict[str, list[str]]()
+    for arm in comparison.arms:
+        begins = comparison.source(arm) or comparison.arms[arm].changes.get("model.start_from")
+        if begins is not None:
+            heirs.setdefault(begins, []).append(arm)
+    for source, arms in heirs.items():
+        spent = [run.flops for run in _ended(comparison, source, results).values()] if source in comparison.arms else []
+        whose = f"the runs of {source}" if source in comparison.arms else source
+        cost = f" ({statistics.fmean(spent):.3g} FLOPs)" if spent else ""
+        verb = "starts" if len(arms) == 1 else "start"
+        notes.append(f"{listed(arms, 8)} {verb} from {whose}: what came before{cost} is in no budget.")
     return notes
 
 

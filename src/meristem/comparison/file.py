@@ -35,6 +35,7 @@ KEYS = (
     "target_loss", "measure", "sweep", "search", "preset",
 )  # fmt: skip
 MEASURING_SEED = 10**9  # of runs that only measure speed and FLOPs; those of a file are below it
+WHOLE = ("model.start_from", "model.plan")  # what brings all of a structure along
 SPENDS_ALL = "cannot be given: a run that ends early does not spend its budget"
 # What a value may say of a run of another arm with the same seed, as "@ARM" or "@ARM.WORD".
 REFERENCES = ("run", "plan", "births", "birth_times", "birth_layers", "other_layers")
@@ -193,7 +194,13 @@ def read_comparison(
     if not isinstance(data.get("config"), str):
         raise InputError("config", data.get("config"), "must name a configuration, relative to this file")
     base = flatten(load_config(path.parent / data["config"]))
-    values = {**base, **config_changes, **parse_overrides(overrides)}
+    given = parse_overrides(overrides)
+    for key in ("train.seed", "data.seed", *(["optimizer.lr"] if data.get("rates") else [])):
+        if key in given:
+            raise InputError(
+                key, given[key], f"is what {'rates' if key == 'optimizer.lr' else 'seeds'} of the file says"
+            )
+    values = {**base, **config_changes, **given}
     arms = _laid_out(_arms(data.get("arms")), _grid(data.get("sweep", {})))
     names = {name_of(arm): None for arm in arms}
     points = list(dict.fromkeys(arm.point for arm in arms.values()))
@@ -467,6 +474,9 @@ def _check_values(comparison: Comparison, arm: Arm) -> None:
     for key in (key for key in arm.changes if key not in values and key not in arm.swept):
         named = ", ".join(values.get("growth.policies", ())) or "none"
         raise InputError(key, arm.changes[key], f"does nothing: the policies of {arm.name} are {named}")
+    whole = next((key for key in WHOLE if arm.changes.get(key) is not None), None)
+    for key in (key for key in arm.changes if whole and key.startswith("model.") and key not in {*WHOLE, *arm.swept}):
+        raise InputError(key, arm.changes[key], f"does nothing: {whole} of {arm.name} brings a whole plan along")
     values |= {"train.steps": ENDLESS} if comparison.references(arm.name) else {}
     values |= comparison.length_values(arm.name, comparison.budget_of(arm.name).amount)
     build_config(values)

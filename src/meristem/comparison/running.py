@@ -68,6 +68,7 @@ def run_comparison(
     an earlier call.
     """
     out = absolute("out", out)
+    check_place(out)
     out.mkdir(parents=True, exist_ok=True)
     until = time.monotonic() + limit
     with run_lock(out, what="comparison"), stoppable():
@@ -83,6 +84,12 @@ def run_comparison(
             runner.give_up()
             raise
     return runner.results
+
+
+def check_place(out: Path) -> None:
+    """Refuse to put a comparison into the folder of a run."""
+    if (out / "config.toml").exists():
+        raise InputError("out", str(out), "is the folder of a run; a comparison needs one of its own")
 
 
 class Runner:

@@ -77,6 +77,7 @@ class Config:
             raise InputError("growth.steps", self.growth.steps, "must be at least 1")
         self.growth.check(self.clock)
         self._check_branch()
+        self._check_depth()
         for name in (key for key in known_values(self) if key.endswith("seed") and key in _known_keys()):
             if not 0 <= self[name] < 2**63:
                 raise InputError(name, self[name], "must be from 0 to 2^63 - 1")
@@ -103,6 +104,20 @@ class Config:
         if curve != "wsd":
             expected = "must be wsd with train.branch_from: a branch is the decay that follows a constant rate"
             raise InputError("optimizer.curve", curve, expected)
+
+    def _check_depth(self) -> None:
+        """Refuse numbers of blocks that mean nothing where a run starts from another, or where it does not."""
+        if not self.growth.has("depth"):
+            return
+        first, last = self["growth.depth.start_layers"], self["growth.depth.layers"]
+        if self.model.start_from is not None and first is not None:
+            expected = "cannot be given with model.start_from, whose blocks all stay; layers says what they become"
+            raise InputError("growth.depth.start_layers", first, expected)
+        if self.model.start_from is None and last is not None:
+            expected = (
+                "is for a run with model.start_from; a new one begins with start_layers and has model.layers at most"
+            )
+            raise InputError("growth.depth.layers", last, expected)
 
     @property
     def clock(self) -> int:

@@ -37,6 +37,7 @@ class Rows:
     aside: list[Batch]
     shown: list[Batch]
     enough: int
+    trained: int = 0  # of the rows that are set aside, those that the run was trained on
 
 
 def pruning_rows(source: Source, settings: PruneSettings, device: torch.device) -> Rows:
@@ -59,6 +60,7 @@ def pruning_rows(source: Source, settings: PruneSettings, device: torch.device) 
     heads = _sequences(max(layer.query_width for layer in plan.layers), context)
     enough = max(heads, _sequences(plan.feed_forward, context))
     shown: list[int] = []
+    first = len(aside)
     for pick in _once(order, batch_number(repairs.stop, rewinds), 2 * count):  # from any place on, that is all of them
         if len(aside) < wanted and pick not in trained:
             aside.append(pick)
@@ -71,11 +73,25 @@ def pruning_rows(source: Source, settings: PruneSettings, device: torch.device) 
     if wanted < 2 or not shown:
         raise InputError("training rows", count, "are too few to set some aside; use more data")
     make, per_look = _maker(data, context, device), max(1, TOKENS // context)
+    drawn = aside[first:]
+    seen = drawn and _seen(
+        source, order, others, repairs.stop * source.config.train.batch_size + len(drawn) + len(shown)
+    )
     return Rows(
         [make(part) for part in _parts(aside, source.config.eval.batch)],
         [make(part) for part in _parts(shown, per_look)],
         -(-heads // per_look),
+        sum(pick in seen for pick in drawn) if seen else 0,
     )
+
+
+def _seen(source: Source, order: Order, count: int, last: int) -> set[int]:
+    """The picks out of `count` that the run was trained on; none if what it saw and `last` are within an epoch."""
+    if last <= count:
+        return set()
+    batches = min(source.step, -(-count // source.config.train.batch_size))  # in an epoch it has seen them all
+    rewinds = source.folder.rewinds
+    return {int(pick) for step in range(batches) for pick in order(batch_number(step, rewinds))}
 
 
 def _sequences(numbers: int, context: int) -> int:

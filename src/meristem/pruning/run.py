@@ -14,7 +14,7 @@ from meristem.errors import InputError, RunError
 from meristem.files import beside, flush, new_folder, remove_remains, write_atomically
 from meristem.pruning.attempts import Attempts, held_out_numbers
 from meristem.pruning.result import PruneResult
-from meristem.pruning.rows import pruning_rows
+from meristem.pruning.rows import Rows, pruning_rows
 from meristem.pruning.search import LIMIT, Report, Search
 from meristem.pruning.settings import PruneSettings
 from meristem.pruning.source import open_source
@@ -65,7 +65,7 @@ def prune_run(
         result = PruneResult(
             folder, source.folder.path, source.step, settings, best.plan, tuple(search.points), best.kept, best.loss,
             (before, best.held_out), best.repaired, ended if best.kept == len(search.points) - 1 else LIMIT,
-            tuple(attempts.notes),
+            (*_notes(rows, search, ended, settings), *attempts.notes),
         )  # fmt: skip
         write_atomically(best.path / PRUNE_FILE, json.dumps(result.to_dict(), indent=1, allow_nan=False) + "\n")
         write_atomically(best.path / CURVE_FILE, result.to_csv())
@@ -74,6 +74,20 @@ def prune_run(
         best.path.rename(folder)
         flush(folder.parent)
     return result
+
+
+def _notes(rows: Rows, search: Search, ended: str, settings: PruneSettings) -> Iterator[str]:
+    """What a user has to know of how it went."""
+    if rows.trained:
+        yield (
+            f"The run was trained on {rows.trained} of the rows set aside, so their loss may rise less than that of "
+            "others. One that is trained with data.held_back = 256 keeps rows apart."
+        )
+    if ended == LIMIT and (settings.keep is not None or settings.budget is not None) and math.isfinite(search.refused):
+        yield (
+            f"Not as small as asked for: with one head less the loss would be {search.refused:+.4f}, and the tolerance "
+            f"is {settings.tolerance:g}."
+        )
 
 
 @contextmanager

@@ -103,6 +103,7 @@ class Search:
 
     def __post_init__(self) -> None:
         plan = self.model.plan
+        self.refused = math.inf  # the least rise of the loss at which a head had to stay, when none could leave
         self.left = [list(range(heads)) for heads in plan.heads]  # by layer, the numbers that heads had at first
         self.sizes = [group_size(plan, layer) for layer in range(len(plan.layers))]
         self.fewest = [fewest_groups(plan, layer) for layer in range(len(plan.layers))]
@@ -161,7 +162,7 @@ class Search:
     def _round(self, budget: Budget | None, tolerance: float) -> str:
         """Rank all heads, and take out the best of them; why that cannot be, if so."""
         groups = self._ranked(budget)
-        removed = 0
+        removed, refused = 0, math.inf
         for group in groups:
             met = budget is not None and budget.is_met(self.model.plan)
             if removed == self.per_round or met:
@@ -170,8 +171,12 @@ class Search:
             if trial is not None and trial.loss - self.start <= tolerance:
                 self._remove(trial)
                 removed += 1
-            elif removed or self.settings.order != "measured":
+                continue
+            if trial is not None:
+                refused = min(refused, trial.loss - self.start)
+            if removed or self.settings.order != "measured":
                 break  # what is best now has to be seen anew, and a control has no other choice
+        self.refused = math.inf if removed else refused
         return "" if removed else LIMIT if groups else LEAST
 
     @torch.no_grad()

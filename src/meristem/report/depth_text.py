@@ -20,7 +20,7 @@ def depth_text(config: Config, start: Plan, numbers: LayerNumbers) -> str:
         begin += ", those of the run that it started from"
     if config.model.start_from is not None and not start.target:
         return f"{begin}; more would not be better for train.flops, so none were copied."
-    if config.model.start_from is not None or policy.layers is not None:
+    if config.model.start_from is not None:
         why = "as many as are best for train.flops" if policy.layers is None else "as growth.depth.layers says"
         return f"{begin}; they became {len(start.target)} by copies after the first update, {why}."
     if policy.start_layers is not None:

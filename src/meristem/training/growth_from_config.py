@@ -70,7 +70,7 @@ def _with_best_depth(policy: Depth, config: Config, plan: Plan) -> Plan:
     refuse_loops(plan)
     if config.model.start_from is not None:
         return _deepened(policy, config, replace(plan, target=()))  # blocks that the other run never came to have
-    if policy.start_layers is not None or policy.layers is not None or plan.target:
+    if policy.start_layers is not None or plan.target:
         return policy.prepare(plan)
     blocks = _best_for(config, plan)
     return plan if blocks >= len(plan.layers) else replace(policy, start_layers=blocks).prepare(plan)
@@ -78,9 +78,6 @@ def _with_best_depth(policy: Depth, config: Config, plan: Plan) -> Plan:
 
 def _deepened(policy: Depth, config: Config, plan: Plan) -> Plan:
     """The plan of another run, whose blocks all stay and become as many as the policy says, or as are best."""
-    if policy.start_layers is not None:
-        expected = "cannot be given with model.start_from, whose blocks all stay; layers says what they become"
-        raise InputError("start_layers", policy.start_layers, expected)
     if policy.layers is None:
         blocks = _best_for(config, plan)
         if blocks > MOST_LAYERS:
@@ -95,8 +92,8 @@ def _deepened(policy: Depth, config: Config, plan: Plan) -> Plan:
 def _check_last_copies(config: Config, plan: Plan) -> None:
     """Refuse a run that is too short for an update before its last blocks are copied and one after."""
     flops, growth = config.train.flops, config.growth
-    named = growth.has("depth") and (config.model.start_from is not None or config["growth.depth.layers"] is not None)
-    if flops is None or not plan.target or not (named or growth.has("stack")):  # on the way `depth` itself sees to it
+    deepens = growth.has("depth") and config.model.start_from is not None  # else `depth` sees to it on the way
+    if flops is None or not plan.target or not (deepens or growth.has("stack")):
         return
     needed = _update_flops(config, plan) + _update_flops(config, replace(plan, layers=plan.target, target=()))
     if flops < needed:
@@ -129,6 +126,19 @@ def idle_depth(config: Config, plan: Plan) -> list[str]:
     most = "all that there may be" if config.model.start_from is None else "enough for train.flops"
     blocks = counted(len(plan.layers), "block")
     return [f"growth.depth: of no use, as the run begins with {blocks}, {most}"]
+
+
+def uneven_depth(config: Config, plan: Plan) -> list[str]:
+    """Says so where `depth` begins with blocks that are not like those which the plan has further up."""
+    if (
+        not config.growth.has("depth")
+        or config.model.start_from is not None
+        or len({*(plan.target or plan.layers)}) < 2
+    ):
+        return []
+    heads = " ".join(map(str, dict.fromkeys(plan.heads)))
+    told = f"growth.depth: begins with the first blocks of the schedule, which have {heads} heads"
+    return [f"{told}; with model.schedule = uniform all blocks are alike"]
 
 
 def _with_goal(policy: Policy, config: Config, plan: Plan) -> Policy:

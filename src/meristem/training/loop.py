@@ -37,7 +37,7 @@ from meristem.training.display import make_display
 from meristem.training.distributed import Processes
 from meristem.training.going_on import finished_facts
 from meristem.training.gradients import Gradients
-from meristem.training.growth_from_config import idle_depth, make_grower
+from meristem.training.growth_from_config import idle_depth, make_grower, uneven_depth
 from meristem.training.length import Length
 from meristem.training.meter import Clock, PendingReadings, StepReading, TimeSpent
 from meristem.training.optimizer import guarded_update, make_optimizer
@@ -133,7 +133,7 @@ class Trainer:
         """Settings that have no effect in this run."""
         policies = {} if self.grower is None else self.grower.policies
         idle = [f"growth.{name}.{text}" for name, policy in policies.items() for text in policy.warnings]
-        idle += idle_depth(self.config, self.folder.plan)
+        idle += idle_depth(self.config, self.folder.plan) + uneven_depth(self.config, self.folder.plan)
         return idle_settings(self.config, classifier=self.plan.classes is not None) + idle
 
     @property
