@@ -206,8 +206,10 @@ def test_what_the_folder_holds_is_not_overwritten(data: Path, tmp_path: Path) ->
     note = tmp_path / "run" / "note.txt"
     note.parent.mkdir()
     note.write_text("mine", encoding="utf-8")
-    with pytest.raises(InputError, match=r"out = .*run.*already holds something.*go on with the run"):
+    with pytest.raises(InputError, match=r"out = .*run.*already holds something; take another folder$"):
         train(tiny_config(data), note.parent)
+    with pytest.raises(InputError, match=r"out = .*note.txt.* is a file; name a folder"):
+        train(tiny_config(data), note)
     assert [p.name for p in note.parent.iterdir()] == ["note.txt"]
 
 

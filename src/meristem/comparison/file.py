@@ -446,6 +446,8 @@ def _check_change(comparison: Comparison, arm: str, key: str, value: Any) -> Non
     if key in ("train.seed", "data.seed") or (key == "optimizer.lr" and comparison.rates):
         instead = "rates" if key == "optimizer.lr" else "seeds"
         raise InputError(key, value, f"is what {instead} says, for all arms alike")
+    if key == "growth.policies" and not isinstance(value, list):
+        raise InputError(key, value, "must be a list of policies")
     if key == "eval.patience":
         raise InputError(key, value, SPENDS_ALL)
     if key in ("eval.windows", "eval.rows"):

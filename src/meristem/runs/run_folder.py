@@ -253,7 +253,11 @@ def binding(folder: RunFolder, config: Config) -> dict[str, Any]:
 def check_empty(path: Path) -> None:
     """Refuse to begin a run where there is something, and say who is at work there if somebody is."""
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        if not path.is_dir():
+            raise InputError("out", str(path), "is a file; name a folder")
         check_free(path)
+        if not (path / "config.toml").is_file():
+            raise InputError("out", str(path), "already holds something; take another folder")
         expected = "already holds something; take another folder, or go on with the run"
         raise InputError("out", str(path), expected, Remedy(call="resume", target=str(path)))
 
