@@ -12,6 +12,7 @@ from meristem.report.page.curves import read_curve, short
 Entry = Mapping[str, Any]
 SECONDS = ("training_seconds", "compilation_seconds", "evaluation_seconds", "saving_seconds")
 LAST = ("lr", "tokens_per_second", "mfu", "skipped", "epoch")  # of the last line with a loss
+LOSS_DIGITS = 9  # far more than are shown, so that no number is rounded twice
 MEASURED = {"held_out": "held_out_loss", "accuracy": "accuracy"}  # last on held-out data
 
 
@@ -24,12 +25,12 @@ def progress(metrics: Sequence[Entry], steps: int) -> dict[str, Any]:
     lines = [entry for entry in metrics if "loss" in entry]
     last = lines[-1] if lines else {}
     step, loss = last.get("step", 0), last.get("loss")
-    now: dict[str, Any] = {"step": step, "loss": short(loss, 6)}
+    now: dict[str, Any] = {"step": step, "loss": short(loss, LOSS_DIGITS)}
     trend = finite_points(smoothed(read_curve(metrics, "loss")))
-    now["smooth"] = short(trend[-1][1], 6) if trend else None
+    now["smooth"] = short(trend[-1][1], LOSS_DIGITS) if trend else None
     for name, logged in MEASURED.items():
         known = finite_points(read_curve(metrics, logged))
-        now[name] = short(known[-1][1], 6) if known else None
+        now[name] = short(known[-1][1], LOSS_DIGITS) if known else None
     for name in LAST:
         now[name] = short(_last(last, name), 6)
     seconds = [_last(last, name) for name in SECONDS]
