@@ -101,7 +101,7 @@ def test_the_page_tells_of_it(grown: RunFolder) -> None:
 def test_lines_and_picture_tell_of_blocks(grown: RunFolder, tmp_path: Path) -> None:
     first, second = (f"step {step}: " for step, *_ in growth(grown))
     lines = run_text(grown.path).splitlines()
-    assert lines[1].startswith("depth: Began with 1 block, as growth.depth.start_layers says")
+    assert lines[1].startswith("depth: Begins with 1 block, as growth.depth.start_layers says")
     assert any(line.startswith(f"{first}1 block becomes 2: stack") for line in lines)
     assert any(line.startswith(f"{second}2 blocks become 4: stack") for line in lines)
     picture = draw_growth(grown.path, tmp_path)
@@ -159,8 +159,8 @@ def test_a_second_budget_makes_the_blocks_as_many_as_are_best(
         assert_equal_runs(copy, run)
         assert final_state(copy) == final_state(run)
     lines = run_text(run.path).splitlines()
-    told = "those of the run that it started from; they became 3 by copies after the first update, as many as are best"
-    assert lines[1].startswith(f"depth: Began with 2 blocks, {told}")
+    told = "those of the run that it started from; they become 3 by copies after the first update, as many as are best"
+    assert lines[1].startswith(f"depth: Begins with 2 blocks, {told}")
     assert json.dumps(run_data(run.path))
 
 
@@ -170,14 +170,19 @@ def test_a_run_that_is_deep_enough_says_that_nothing_is_added(
     run = second(data, shallow, tmp_path / "run", train__flops=flops_for(1, shallow) / 200)
     assert growth(run) == []
     assert "growth.depth: of no use, as the run begins with 2 blocks, enough for train.flops" in capsys.readouterr().out
-    told = "Began with 2 blocks, those of the run that it started from; more would not be better for train.flops"
+    told = "Begins with 2 blocks, those of the run that it started from; more would not be better for train.flops"
     assert told in run_text(run.path)
 
 
-def test_blocks_that_are_named_are_told_as_such(data: Path, shallow: RunFolder, tmp_path: Path) -> None:
+def test_blocks_that_are_named_are_told_as_such(
+    data: Path, shallow: RunFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """When the run begins, and in its report."""
     run = second(data, shallow, tmp_path / "run", train__flops=flops_for(1, shallow) / 200, growth__depth__layers=3)
     assert growth(run) == [(1, 2, 3)]
-    assert "they became 3 by copies after the first update, as growth.depth.layers says" in run_text(run.path)
+    told = "they become 3 by copies after the first update, as growth.depth.layers says"
+    assert f"depth: Begins with 2 blocks, those of the run that it started from; {told}" in capsys.readouterr().out
+    assert told in run_text(run.path)
 
 
 def test_blocks_at_the_end_are_not_named_for_a_new_run(data: Path) -> None:

@@ -156,13 +156,14 @@ def report_command(
     """
     from meristem.report.page.file import PAGE_FILE, report_page
     from meristem.report.pictures import draw_growth, draw_loss, run_text
+    from meristem.report.run_names import distinct_names
     from meristem.runs.run_folder import RunFolder
 
     named = out is not None and out.suffix.lower() in (".html", ".htm")
     folder, name = (out.parent, out.name) if out is not None and named else (out, PAGE_FILE)
     if len(runs) > 1:
         folder = folder or Path()
-    print("\n\n".join(map(run_text, runs)))
+    print("\n\n".join(map(run_text, runs, distinct_names(runs))))
     page = RunFolder.open(runs[0]).write(name, report_page(runs), folder)
     if len(runs) == 1 and not named:
         _print_pictures(runs[0], [draw_loss(runs[0], folder), draw_growth(runs[0], folder)])

@@ -225,6 +225,8 @@ def read_comparison(
         measure=of_type("measure", data.get("measure", "held_out_loss"), BestBy),
     )  # fmt: skip
     _check(found)
+    if "train.steps" in given and all(budget.kind == "flops" for budget in map(found.budget_of, arms)):
+        raise InputError("train.steps", given["train.steps"], "does nothing: FLOPs are what every arm may spend")
     return found
 
 

@@ -82,10 +82,10 @@ class RowSampler:
         return _shuffled(self.count, self.part, self.batch_size, self.seed, step, rank, world)
 
 
-S = TypeVar("S", Sampler, RowSampler)
+AnySampler = TypeVar("AnySampler", Sampler, RowSampler)
 
 
-def held_apart(sampler: S, held_back: int) -> tuple[S, S]:
+def held_apart(sampler: AnySampler, held_back: int) -> tuple[AnySampler, AnySampler]:
     """A sampler of so many of the windows or rows, chosen by its seed, and one of all the others."""
     count = sampler.windows if isinstance(sampler, Sampler) else sampler.count
     return replace(sampler, part=range(held_back)), replace(sampler, part=range(held_back, count))

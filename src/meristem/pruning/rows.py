@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from meristem.data import LabelledData, RowSampler, Sampler, TokenData, held_apart, padded_length
+from meristem.data.sampler import AnySampler
 from meristem.errors import InputError
 from meristem.gauges.probe import TOKENS, Batch
 from meristem.pruning.settings import PruneSettings
@@ -27,7 +27,6 @@ SHOWN = 64  # tokens for each number in a layer that is regressed on, or `TOKENS
 
 Picks = NDArray[np.int64]  # where windows begin, or numbers of rows
 Order = Callable[[int], Picks]  # of a batch, by its number
-S = TypeVar("S", Sampler, RowSampler)
 
 
 @dataclass(frozen=True)
@@ -110,7 +109,7 @@ def _orders(source: Source) -> tuple[list[int], Order, int]:
     return *_parted(rows, RowSampler.rows, held_back), rows.count
 
 
-def _parted(sampler: S, picks: Callable[[S, int], Picks], held_back: int) -> tuple[list[int], Order]:
+def _parted(sampler: AnySampler, picks: Callable[[AnySampler, int], Picks], held_back: int) -> tuple[list[int], Order]:
     if not held_back:
         return [], partial(picks, sampler)
     apart, others = held_apart(sampler, held_back)

@@ -9,29 +9,16 @@ from meristem.growth.events import Event, GrowthEvent
 from meristem.growth.policies.depth import LAST
 from meristem.plan import Plan
 from meristem.runs.entries import LARGE
+from meristem.runs.first_depth import describe_first_depth
 from meristem.runs.layer_numbers import LayerNumbers
 from meristem.wording import counted
 
 
 def depth_text(config: Config, start: Plan, numbers: LayerNumbers) -> str:
-    """With how many blocks a run began and why, how many there may be, and what was decided since."""
-    policy, begin = config.policy("depth"), f"Began with {counted(len(start.layers), 'block')}"
-    if config.model.start_from is not None:
-        begin += ", those of the run that it started from"
-    if config.model.start_from is not None and not start.target:
-        return f"{begin}; more would not be better for train.flops, so none were copied."
-    if config.model.start_from is not None:
-        why = "as many as are best for train.flops" if policy.layers is None else "as growth.depth.layers says"
-        return f"{begin}; they became {len(start.target)} by copies after the first update, {why}."
-    if policy.start_layers is not None:
-        begin += ", as growth.depth.start_layers says"
-    else:
-        begin += ", as many as are best for train.flops"
-    most = len(start.target or start.layers)
-    setting = " (model.layers)" if most == config.model.layers else ""
-    if not start.target:
-        return f"{begin}; these are all that there may be{setting}, so nothing was left to decide."
-    return f"{begin}; there may be {most} at most{setting}. {_decided(numbers)}"
+    """With how many blocks a run begins and why, how many there may be, and what was decided since."""
+    first = describe_first_depth(config, start)
+    decides = config.model.start_from is None and start.target
+    return f"{first} {_decided(numbers)}" if decides else first
 
 
 def _decided(numbers: LayerNumbers) -> str:

@@ -74,8 +74,8 @@ def draw_growth(run: str | Path, out: Path | None = None) -> Path | None:
     return folder.write("growth.svg", picture, out)
 
 
-def run_text(run: str | Path) -> str:
-    """How far a run has come, and what grew, when and why, in plain lines."""
+def run_text(run: str | Path, name: str | None = None) -> str:
+    """How far a run has come, and what grew, when and why, in plain lines; `name` is its folder's if not given."""
     folder = RunFolder.open(Path(run))
     growth = RunGrowth(folder)
     newest: dict[str, float | None] = {}
@@ -86,7 +86,7 @@ def run_text(run: str | Path) -> str:
     steps = f"step {newest.get('step', 0):,} of {length:,}"
     train = growth.config.train
     branch = [] if train.branch_from is None else [f"branched off {train.branch_run} at step {train.branch_step:,}"]
-    begin = ", ".join([f"{folder.path.resolve().name}: {steps}", *branch, *numbers])
+    begin = ", ".join([f"{name or folder.path.resolve().name}: {steps}", *branch, *numbers])
     return "\n".join([begin, *growth.lines(), *(f"warning: {text}" for text in folder.damages())])
 
 

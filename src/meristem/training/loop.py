@@ -29,6 +29,7 @@ from meristem.runs.best import Best, best_of
 from meristem.runs.checkpoint import Checkpoint, checkpoint_name, restore_model, restore_rng, snapshot
 from meristem.runs.divergence import Diverged, batch_number
 from meristem.runs.entries import check_alike, sound_metrics
+from meristem.runs.first_depth import describe_first_depth
 from meristem.runs.former_state import state_of_today
 from meristem.runs.run_folder import RunFolder, binding
 from meristem.runs.saver import Saver
@@ -167,6 +168,8 @@ class Trainer:
             display.note(f"{describe_device(self.peers.device)}; {kinds} attention{compiled}")
             if self.task.unmeasured is not None:
                 display.note(self.task.unmeasured)
+            if self.config.growth.has("depth") and self.folder.plan.target:
+                display.note(f"depth: {describe_first_depth(self.config, self.folder.plan)}")
             for text in self.warnings:
                 display.note(text)
             stopping = False

@@ -253,8 +253,8 @@ def test_a_run_without_growth_says_why(tmp_path: Path) -> None:
     assert still["stories"] == [{"policy": "", "text": "growth.policies is empty: the structure was to stay as it is."}]
 
 
-CHOSEN = "Began with 2 blocks, as many as are best for train.flops; "
-GIVEN = "Began with 2 blocks, as growth.depth.start_layers says; there may be 4 at most (model.layers). "
+CHOSEN = "Begins with 2 blocks, as many as are best for train.flops; "
+GIVEN = "Begins with 2 blocks, as growth.depth.start_layers says; there may be 4 at most (model.layers). "
 NONE = "Of 2 decisions none added blocks. At the last one, at step 800, twice the blocks promised "
 
 
@@ -268,7 +268,7 @@ NONE = "Of 2 decisions none added blocks. At the last one, at step 800, twice th
         (2, 4, [(None, 0.1), (0.2, 10**400)], f"{GIVEN}Nothing was decided: the loss was not known for long enough."),
         (None, 4, [(0.01, 0.02), (0.1, 0.2)],
          f"{CHOSEN}there may be 4 at most (model.layers). {NONE}0.1 nats and cost 0.2."),
-        (None, 2, [], f"{CHOSEN}these are all that there may be (model.layers), so nothing was left to decide."),
+        (None, 2, [], f"{CHOSEN}these are all that there may be (model.layers), so nothing is left to decide."),
     ],
 )  # fmt: skip
 def test_a_run_that_chooses_its_depth_tells_how(

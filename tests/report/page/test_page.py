@@ -95,6 +95,9 @@ def test_the_command_writes_the_page_and_names_it(tmp_path: Path, call: Call, mo
     assert (runs[0] / "loss.svg").is_file()
     assert call("report", *runs).out.splitlines()[-1] == "page: report.html"
     assert "2 runs side by side" in (tmp_path / "report.html").read_text(encoding="utf-8")
+    alike = [hand_made(tmp_path / arm / "seed-0", PLAN, {"train.steps": 6}) for arm in ("first", "second")]
+    told = [block.partition(":")[0] for block in call("report", *alike).out.split("\n\n")]
+    assert told == ["first/seed-0", "second/seed-0"]
     said = call("report", runs[1], "--out", tmp_path / "new" / "one.html")
     assert said.out.splitlines()[-1] == f"page: {tmp_path / 'new' / 'one.html'}"
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["one.html"]

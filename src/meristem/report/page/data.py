@@ -34,6 +34,7 @@ from meristem.report.page.settings import setting_differences, settings_table
 from meristem.report.page.several import data_warning, run_table
 from meristem.report.page.stories import policy_stories
 from meristem.report.run_growth import RunGrowth
+from meristem.report.run_names import distinct_names
 from meristem.report.structure_history import Snapshot, snapshots
 from meristem.runs.entries import whole_length
 from meristem.runs.run_folder import RunFolder
@@ -58,7 +59,7 @@ def points_of(runs: int) -> int:
 
 def page_of(told: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """What a page shows of runs of which each is told by `run_data`; there may be none yet."""
-    names = _names([Path(run["path"]) for run in told])
+    names = distinct_names([Path(run["path"]) for run in told])
     titles = {0: "No run yet", 1: told[0]["title"] if told else ""}
     return {
         "format": FORMAT,
@@ -113,17 +114,6 @@ def run_data(run: Path, points: int = RAW_POINTS) -> dict[str, Any]:
         "origin": _origin(folder, entries, run),
         "warnings": folder.damages(),
     }
-
-
-def _names(paths: Sequence[Path]) -> list[str]:
-    """Names of runs that tell them apart: of their folders, with those above where two are called the same."""
-    parts = [path.resolve().parts for path in paths]
-    names: list[str] = []
-    for depth in range(1, max(map(len, parts), default=0) + 1):
-        names = ["/".join(part[-depth:]) for part in parts]
-        if len({*names}) == len(names):
-            return names
-    return [f"{name} ({number})" for number, name in enumerate(names, 1)]  # the same run more than once
 
 
 # --- in words -------------------------------------------------------------------------------------------------------
