@@ -98,6 +98,7 @@ NAMED: dict[str, dict[str, Any]] = {
     "block_loop": {"layers": [4, 2]},
 }
 APART = {**NAMED, "depth": {"layers": 4}}  # settings that cannot stand beside those of TABLES
+BESIDE = {"depth": {"model.start_from": "runs/first"}}  # what those need
 
 
 def saved(tmp_path: Path, text: str) -> Path:
@@ -131,8 +132,9 @@ def test_every_field_comes_back_through_toml(tmp_path: Path) -> None:
 def test_every_setting_of_a_policy_comes_back_through_toml(name: str, tmp_path: Path) -> None:
     known = {entry.name: entry for entry in fields(POLICIES[name]) if entry.name != "total_steps"}
     assert {*TABLES[name], *APART.get(name, {})} == known.keys()
-    for table in (TABLES[name], *(APART[name] for _ in range(name in APART))):
-        config = build_config(policies(name, **{name: table}))
+    apart = [(APART[name], BESIDE.get(name, {}))] if name in APART else []
+    for table, beside in [(TABLES[name], {}), *apart]:
+        config = build_config(policies(name, **{name: table}) | beside)
         assert load_config(saved(tmp_path, config.to_toml())) == config
         for key, value in table.items():
             given = tuple(value) if isinstance(value, list) else value

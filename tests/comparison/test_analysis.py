@@ -261,7 +261,7 @@ def test_what_the_file_says_for_all_runs_cannot_be_overridden(tmp_path: Path, gi
 def test_updates_that_no_arm_has_cannot_be_given(tmp_path: Path) -> None:
     given, base = ["--train.steps", "5"], base_file(tmp_path)
     flops = {"budget": {"kind": "flops", "flops": 1e9}}
-    with pytest.raises(InputError, match="train.steps = 5: does nothing: FLOPs are what every arm may spend"):
+    with pytest.raises(InputError, match=r"train\.steps = 5: does nothing: FLOPs are what every arm may spend"):
         read_comparison(tables(**flops), base, None, given)
     of_one = {"budget": {"kind": "flops", "of": "prism"}}  # which has the updates of the configuration
     assert read_comparison(tables(**of_one), base, None, given).values["train.steps"] == 5
