@@ -654,6 +654,39 @@ def test_a_source_that_diverged_elsewhere_is_not_said_to_lack_a_folder(data: Pat
         assert runner.missing_source(RunKey("b", 0)) == missing
 
 
+@pytest.mark.parametrize("rates", [{}, {"rates": [1e-3, 2e-3], "rate_seeds": [7]}])
+@pytest.mark.parametrize(
+    ("arm", "told"),
+    [
+        ({"data.held_back": 10**9}, r"^arms\.c\.data\.held_back = 1000000000: must be below \d+, all there are"),
+        ({"growth.policies": ["stack"], "growth.stack.at": [99], "growth.stack.layers": 3},
+         r"^arms\.c\.growth\.stack\.at = 99\.0: must be before the end of the run"),
+        ({"growth.policies": ["stack"], "growth.stack.start_layers": 1, "growth.stack.layers": 3},
+         r"^arms\.c\.growth\.stack\.start_layers = 1: must be 2, the blocks that are there"),
+    ],
+)  # fmt: skip
+def test_what_starts_from_runs_that_are_not_made_yet_is_checked_before_them(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rates: Any, arm: dict[str, Any], told: str
+) -> None:
+    """Here two of them, of which the second starts from the first."""
+    monkeypatch.setattr("subprocess.Popen", None)  # nothing can be begun
+    arms = {"a": {**ROOTS, "model.layers": 2}, "b": {"model.start_from": "@a"}, "c": {"model.start_from": "@b", **arm}}
+    found = asked(tmp_path, data, arms=arms, primary=["c", "a"], **rates)
+    with pytest.raises(InputError, match=told):
+        run_comparison(found, tmp_path / "out", say=lambda text: None)
+    assert not [*(tmp_path / "out").rglob("*.json")]
+
+
+def test_a_run_that_is_not_made_yet_is_named_as_in_the_file(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("subprocess.Popen", None)
+    looped = {**ROOTS, "growth.policies": ["block_loop"], "growth.block_loop.layers": [0]}
+    arms = {"a": looped, "b": {"model.start_from": "@a", "growth.policies": ["sgt"], "growth.sgt.window": 1}}
+    with pytest.raises(InputError, match=r"^arms\.b\.model\.start_from = '@a': has loops already"):
+        run_comparison(asked(tmp_path, data, arms=arms, primary=["b", "a"]), tmp_path / "out", say=lambda text: None)
+
+
 def test_flops_that_are_too_few_are_named_by_the_budget(data: Path, tmp_path: Path) -> None:
     train(
         configuration(asked(tmp_path, data), RunKey("plain", 0), {RunKey("sgt", 0): result("sgt", 0, 3.0)}),

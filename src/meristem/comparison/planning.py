@@ -22,7 +22,7 @@ from meristem.errors import InputError, RunError
 from meristem.plan import Plan
 from meristem.training.growth_from_config import starting_plan
 from meristem.training.length import with_steps
-from meristem.training.tasks import initial_plan, make_task
+from meristem.training.tasks import Task, initial_plan, make_task
 
 MEASURED = 60  # updates in which the speed of an arm that does not grow is measured
 ROUNDS = 3  # of measuring an arm that grows, each with the length that the one before it points to
@@ -367,8 +367,8 @@ def _updates_of_tokens(comparison: Comparison, arm: str, config: Config) -> floa
         if not {*TOKENS} & {*comparison.arms[arm].changes, *(key for key, _ in searched)}:
             return config.train.steps
         base = build_config(comparison.values)
-        tokens = base.train.steps * _task(base).tokens_per_step
-    return tokens / _task(config).tokens_per_step
+        tokens = base.train.steps * task_for(base).tokens_per_step
+    return tokens / task_for(config).tokens_per_step
 
 
 def _long(config: Config, steps: int) -> Config:
@@ -403,10 +403,11 @@ def updates_of(config: Config) -> int:
 
 def _step_flops(config: Config) -> int:
     """Training FLOPs of the first update."""
-    return int(_task(config).step_flops(starting_plan_of(config)).causal)
+    return int(task_for(config).step_flops(starting_plan_of(config)).causal)
 
 
-def _task(config: Config) -> Any:
+def task_for(config: Config) -> Task:
+    """The task of a run; what it cannot be trained on is refused."""
     fixed = config.train.compile or choose_device(config.train.device).type == "cuda"
     return make_task(config, starting_plan_of(config), _data(config.data.path), fixed=fixed)
 

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from meristem.comparison.ended import NO_LINES, Lines, as_begun, describe_lines, ended_before, finished_runs, is_begun
 from meristem.comparison.file import Comparison, of_arm
+from meristem.comparison.foreseen import foreseen_configuration
 from meristem.comparison.lines import Begun, add_line, written_runs
 from meristem.comparison.numbers import short
 from meristem.comparison.planning import (
@@ -29,6 +30,7 @@ from meristem.comparison.planning import (
     possible_keys,
     source_key,
     starting_plan_of,
+    task_for,
     timed_arms,
     updates_of,
 )
@@ -117,11 +119,14 @@ class Runner:
         seen: set[tuple[str, bool]] = set()
         for key in (key for key in known_keys(self.comparison, self.results) if key not in self.results):
             kind = key.arm, key.seed in self.comparison.tuning_seeds
-            with suppress(Waiting, Lost), of_arm(self.comparison, key.arm):
+            with suppress(Waiting, Lost):
                 if (missing := self.missing_source(key)) is not None:
                     raise _source_missing(key, missing)
+            with suppress(Waiting, Lost), of_arm(self.comparison, key.arm):
                 if kind not in seen:
-                    check_room(key, configuration(self.comparison, key, self.results), self.jobs, self.gpus)
+                    with foreseen_configuration(self.comparison, key, self.results) as config:
+                        task_for(config)
+                        check_room(key, config, self.jobs, self.gpus)
             seen.add(kind)
 
     def missing_source(self, key: RunKey) -> Path | None:

@@ -47,7 +47,8 @@ def starting_plan(config: Config, plan: Plan) -> Plan:
         raise InputError("model.context", plan.context, expected)
     for name in (name for name in LOOPS if growth.has(name) and plan.is_looped):
         expected = f"has loops already, which {name} of growth.policies would have to change"
-        raise InputError("model.plan", config.model.plan or config.model.start_from, expected)
+        field = _whole_field(config)
+        raise InputError(field, config[field], expected)
     for name in (name for name in HEADS if growth.has(name)):
         _check_keys(config, plan)
         _check_growth(config, name, plan)
@@ -169,7 +170,7 @@ def _check_growth(config: Config, name: str, plan: Plan) -> None:
         raise InputError(f"growth.{name}.max_heads", policy.max_heads, expected)
     if len(full_layers(plan, 0)) == len(plan.layers) and not prunes:
         if len(full_layers(given, 0)) == len(given.layers):
-            field = "model.plan" if config.model.plan else "model.start_from"
+            field = _whole_field(config)
             raise InputError(field, config[field], "has as many heads in every layer as it may have: none can be born")
         expected = f"must be below {max(plan.heads)}, the most that a layer can have, for a head to be born"
         raise InputError(f"growth.{name}.start_heads", policy.start_heads, expected)
@@ -178,6 +179,11 @@ def _check_growth(config: Config, name: str, plan: Plan) -> None:
         if not limit.relative and limit.value <= (used := limit.used(plan, math.nan)):
             expected = f"must be above what the model has at the start, {limit.kind}={used:.0f}, for a head to be born"
             raise InputError(f"growth.{name}.budget", budget, expected)
+
+
+def _whole_field(config: Config) -> str:
+    """The setting that brings a whole plan along."""
+    return "model.start_from" if config.model.plan is None else "model.plan"
 
 
 # --- what another run has grown --------------------------------------------------------------------------------------
