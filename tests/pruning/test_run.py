@@ -15,10 +15,11 @@ import torch
 
 from commands import Call
 from meristem import PruneSettings, prune_run
-from meristem.data import open_data
+from meristem.data import load_tokenizer, open_data, prepare
 from meristem.errors import InputError
 from meristem.evaluation.evaluate import evaluate_run
 from meristem.files import sha256_of
+from meristem.gauges.probe import Batch
 from meristem.pruning import PruneResult, attempts
 from meristem.pruning.rows import pruning_rows
 from meristem.pruning.search import Search
@@ -29,6 +30,7 @@ from meristem.report.page.events import growth_rows
 from meristem.report.page.file import report_page
 from meristem.report.page.repeat import repeat_command
 from meristem.report.run_growth import RunGrowth
+from meristem.runs.divergence import Rewind, batch_number, write_rewinds
 from meristem.runs.run_folder import RunFolder, load_run
 from meristem.training import loop
 from meristem.training.loop import Outcome
@@ -188,21 +190,42 @@ def test_rows_that_a_run_holds_back_are_set_aside_and_stay_so(data: Path, tmp_pa
     pruning_rows(source, replace(settings, repair=10_000), CPU)  # no repair can see them
 
 
+def trained_on(run: RunFolder, aside: list[Batch]) -> int:
+    """How many of the rows set aside were in a batch of the run."""
+    task = make_task(run.config, run.plan, open_data(run.config.data.path), fixed=False)
+    numbers = (batch_number(step, run.rewinds) for step in range(run.newest_step))
+    seen = {row.tobytes() for number in numbers for row in task.batch(number, 0, 1)[0]}
+    return sum(row.numpy().tobytes() in seen for tokens, _ in aside for row in tokens)
+
+
 def test_rows_that_the_run_was_trained_on_are_told(data: Path, tmp_path: Path) -> None:
-    """All of them after an epoch; after two thirds of one, where a look at others goes round, as many as it saw."""
+    """None, some of them near the end of an epoch, where a look at others goes round, and all after it."""
     whole, most = trained(data, tmp_path / "whole", train__steps=1), PruneSettings(keep=0.5, sequences=64)
-    windows = pruning_rows(open_source(whole.path, device="cpu"), most, CPU)
-    assert windows.trained == 0
+    assert pruning_rows(open_source(whole.path, device="cpu"), most, CPU).trained == 0
     count = make_task(whole.config, whole.plan, open_data(data), fixed=False).sampler.windows  # type: ignore[attr-defined]
-    for part, expected in ((1.1, 1.0), (0.99, 0.9)):
+    parts = {}
+    for part in (0.95, 1.1):
         steps = {"train__steps": 4, "train__batch_size": math.ceil(count * part / 4), "train__micro_batch": None}
         run = trained(data, tmp_path / f"run-{part}", **steps, checkpoint__every=0, eval__every=0)
         rows = pruning_rows(open_source(run.path, device="cpu"), most, CPU)
-        assert rows.trained >= expected * sum(len(tokens) for tokens, _ in rows.aside)
+        assert rows.trained == trained_on(run, rows.aside)
+        parts[part] = rows.trained / sum(len(tokens) for tokens, _ in rows.aside)
+    assert 0 < parts[0.95] < parts[1.1] == 1
     made = prune_run(run.path, tmp_path / "out", replace(FREE, keep=0.8), device="cpu")
-    assert made.notes[0].startswith(
-        f"The run was trained on {pruning_rows(open_source(run.path), FREE, CPU).trained} of"
-    )
+    number = pruning_rows(open_source(run.path), FREE, CPU).trained
+    assert made.notes[0].startswith(f"The run was trained on {number} of")
+    write_rewinds(run.path, [Rewind(from_step=3, to_step=1, first=1, end=2)])  # of the second batch nothing was learnt
+    rows = pruning_rows(open_source(run.path, device="cpu"), most, CPU)
+    assert rows.trained == trained_on(RunFolder.open(run.path), rows.aside)
+
+
+def test_rows_of_other_data_are_none_that_the_run_was_trained_on(data: Path, tmp_path: Path) -> None:
+    run = trained(data, tmp_path / "run", train__steps=40, train__batch_size=32, train__micro_batch=None)
+    other = tmp_path / "other"
+    prepare([Path(__file__)], other, tokenizer=load_tokenizer(data))
+    most = PruneSettings(keep=0.5, sequences=64)
+    assert pruning_rows(open_source(run.path, device="cpu"), most, CPU).trained > 0
+    assert pruning_rows(open_source(run.path, data=other, device="cpu"), most, CPU).trained == 0
 
 
 def test_what_kept_a_model_larger_than_asked_for_is_told(
@@ -212,7 +235,9 @@ def test_what_kept_a_model_larger_than_asked_for_is_told(
     trial = Search._trial
     monkeypatch.setattr(Search, "_trial", lambda self, *given: replace(trial(self, *given), loss=self.start + 1.0))
     made = prune_run(whole.path, tmp_path / "out", replace(FREE, tolerance=0.5), device="cpu")
-    told = "Not as small as asked for: with one head less the loss would be +1.0000, and the tolerance is 0.5."
+    told = (
+        "Not as small as asked for: without another head the loss would rise by 1.0000 at least; the tolerance is 0.5."
+    )
     assert made.notes == (told,)
 
 

@@ -59,8 +59,9 @@ def pruning_rows(source: Source, settings: PruneSettings, device: torch.device) 
     heads = _sequences(max(layer.query_width for layer in plan.layers), context)
     enough = max(heads, _sequences(plan.feed_forward, context))
     shown: list[int] = []
-    first = len(aside)
-    for pick in _once(order, batch_number(repairs.stop, rewinds), 2 * count):  # from any place on, that is all of them
+    first, begin, looked = len(aside), batch_number(repairs.stop, rewinds), 0
+    for pick in _once(order, begin, 2 * count):  # from any place on, that is all of them
+        looked += 1
         if len(aside) < wanted and pick not in trained:
             aside.append(pick)
         elif len(shown) < enough:
@@ -72,25 +73,28 @@ def pruning_rows(source: Source, settings: PruneSettings, device: torch.device) 
     if wanted < 2 or not shown:
         raise InputError("training rows", count, "are too few to set some aside; use more data")
     make, per_look = _maker(data, context, device), max(1, TOKENS // context)
-    drawn = aside[first:]
-    seen = drawn and _seen(
-        source, order, others, repairs.stop * source.config.train.batch_size + len(drawn) + len(shown)
-    )
+    last = begin * source.config.train.batch_size + looked
     return Rows(
         [make(part) for part in _parts(aside, source.config.eval.batch)],
         [make(part) for part in _parts(shown, per_look)],
         -(-heads // per_look),
-        sum(pick in seen for pick in drawn) if seen else 0,
+        _trained_on(source, order, others, last, {*aside[first:]}),
     )
 
 
-def _seen(source: Source, order: Order, count: int, last: int) -> set[int]:
-    """The picks out of `count` that the run was trained on; none if what it saw and `last` are within an epoch."""
-    if last <= count:
-        return set()
-    batches = min(source.step, -(-count // source.config.train.batch_size))  # in an epoch it has seen them all
-    rewinds = source.folder.rewinds
-    return {int(pick) for step in range(batches) for pick in order(batch_number(step, rewinds))}
+def _trained_on(source: Source, order: Order, count: int, last: int, drawn: set[int]) -> int:
+    """How many of the picks, drawn from `count` up to the `last` one of the run's order, the run was trained on."""
+    steps, rewinds = source.trained_steps, source.folder.rewinds
+    if not steps or last <= count:  # all within an epoch, which has every pick once
+        return 0
+    if not rewinds and steps * source.config.train.batch_size >= count:
+        return len(drawn)
+    left = set(drawn)
+    for step in range(steps):
+        left -= {int(pick) for pick in order(batch_number(step, rewinds))}
+        if not left:
+            break
+    return len(drawn) - len(left)
 
 
 def _sequences(numbers: int, context: int) -> int:

@@ -85,8 +85,8 @@ def _notes(rows: Rows, search: Search, ended: str, settings: PruneSettings) -> I
         )
     if ended == LIMIT and (settings.keep is not None or settings.budget is not None) and math.isfinite(search.refused):
         yield (
-            f"Not as small as asked for: with one head less the loss would be {search.refused:+.4f}, and the tolerance "
-            f"is {settings.tolerance:g}."
+            f"Not as small as asked for: without another head the loss would rise by {search.refused:.4f} at least; "
+            f"the tolerance is {settings.tolerance:g}."
         )
 
 

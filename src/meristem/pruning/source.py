@@ -31,6 +31,11 @@ class Source:
     def step(self) -> int:
         return self.checkpoint.step
 
+    @property
+    def trained_steps(self) -> int:
+        """Updates of the run that were on this data: all or none."""
+        return self.step if self.data.index.digest == self.folder.data_digest else 0
+
     def model(self, device: torch.device, checkpoint: Checkpoint | None = None) -> Transformer:
         """The model of its checkpoint, or of one that was made from it."""
         found = checkpoint or self.checkpoint
@@ -57,7 +62,7 @@ def open_source(
     if average:
         checkpoint = checkpoint.without_average()
     train = replace(config.train, device=device, average=0.0 if average else config.train.average)
-    if opened.index.digest != folder.data_digest:  # other rows: none of them was trained on
+    if opened.index.digest != folder.data_digest:  # other rows, none of which was trained on
         config = replace(config, data=replace(config.data, held_back=0), growth=GrowthConfig())
     held_back = make_task(config, checkpoint.plan, opened, fixed=False).held_back
     data_config = replace(config.data, path=str(path), held_back=held_back)
