@@ -98,7 +98,6 @@ NAMED: dict[str, dict[str, Any]] = {
     "block_loop": {"layers": [4, 2]},
 }
 APART = {**NAMED, "depth": {"layers": 4}}  # settings that cannot stand beside those of TABLES
-BESIDE = {"depth": {"model.start_from": "runs/first"}}  # what those need
 
 
 def saved(tmp_path: Path, text: str) -> Path:
@@ -132,9 +131,8 @@ def test_every_field_comes_back_through_toml(tmp_path: Path) -> None:
 def test_every_setting_of_a_policy_comes_back_through_toml(name: str, tmp_path: Path) -> None:
     known = {entry.name: entry for entry in fields(POLICIES[name]) if entry.name != "total_steps"}
     assert {*TABLES[name], *APART.get(name, {})} == known.keys()
-    apart = [(APART[name], BESIDE.get(name, {}))] if name in APART else []
-    for table, beside in [(TABLES[name], {}), *apart]:
-        config = build_config(policies(name, **{name: table}) | beside)
+    for table in (TABLES[name], *(APART[name] for _ in range(name in APART))):
+        config = build_config(policies(name, **{name: table}))
         assert load_config(saved(tmp_path, config.to_toml())) == config
         for key, value in table.items():
             given = tuple(value) if isinstance(value, list) else value
@@ -387,6 +385,13 @@ def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     (tmp_path / "config.toml").write_bytes(b"\xff\xfe[train]")
     with pytest.raises(RunError, match=r"config\.toml: not a UTF-8 text file"):
         load_config(tmp_path / "config.toml")
+
+
+def test_the_shape_beside_a_whole_plan_may_change_when_a_run_is_resumed() -> None:
+    config = build_config({"model.start_from": "first", "model.layers": 4})
+    check_resumable(config, build_config({"model.start_from": "first"}))
+    with pytest.raises(InputError, match=r"model\.layers = 12: the run began with 4"):
+        check_resumable(build_config({"model.layers": 4}), build_config({}))
 
 
 def test_settings_of_growth_cannot_change_when_a_run_is_resumed() -> None:

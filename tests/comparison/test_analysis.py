@@ -251,18 +251,60 @@ def test_what_an_arm_starts_from_is_told_with_what_it_cost(tmp_path: Path) -> No
     ]
 
 
+def test_what_a_chain_of_arms_cost_is_told_of_its_last_one(tmp_path: Path) -> None:
+    """Runs that diverged do not count."""
+    arms: dict[str, Any] = {"a": {}, "b": {"model.start_from": "@a"}, "c": {"model.start_from": "@b"}}
+    found = comparison(tmp_path, arms=arms, primary=["c", "a"])
+    known = results({"a": [3.0, 3.0], "b": [2.0, 2.0]})
+    known[RunKey("b", 1)] = result("b", 1, 2.0, scores={}, flops=1)
+    told = [text for text in analyse(found, known).cautions if "start" in text]
+    assert told[:2] == [
+        "b starts from the runs of a: what came before (1e+09 FLOPs) is in no budget.",
+        "c starts from the runs of b: what came before (2e+09 FLOPs) is in no budget.",
+    ]
+
+
+def test_a_start_that_all_arms_share_lessens_nothing(tmp_path: Path) -> None:
+    found = read_comparison(tables(), base_file(tmp_path), None, ["--model.start_from", "first"])
+    analysis = analyse(found, results({"uniform": [3.0, 3.0]}))
+    assert not [text for text in analysis.cautions if "start" in text]
+    assert "uniform, prism start from first: what came before is in no budget." in analysis.notes
+
+
 @pytest.mark.parametrize(("given", "said"), [("--data.seed", "seeds"), ("--optimizer.lr", "rates")])
 def test_what_the_file_says_for_all_runs_cannot_be_overridden(tmp_path: Path, given: str, said: str) -> None:
     tuned = {"rates": [1e-3, 2e-3], "rate_seeds": [9]}
-    with pytest.raises(InputError, match=f"{given[2:]} = 3.*is what {said} of the file says"):
+    with pytest.raises(InputError, match=f"{given[2:]} = 3.*is what the {said} of the file say"):
         read_comparison(tables(**tuned), base_file(tmp_path), None, [given, "3"])
+    preset = {"preset": {"tiny": {given[2:]: 3}}}
+    with pytest.raises(InputError, match=f"{given[2:]} = 3.*is what the {said} of the file say"):
+        read_comparison(tables(**tuned, **preset), base_file(tmp_path), "tiny")
+
+
+def test_policies_of_a_preset_are_a_list(tmp_path: Path) -> None:
+    preset = {"preset": {"tiny": {"growth.policies": "depth"}}}
+    with pytest.raises(InputError, match=r"growth\.policies = 'depth': must be a list of policies"):
+        read_comparison(tables(**preset), base_file(tmp_path), "tiny")
+
+
+def test_a_preset_that_brings_a_whole_plan_does_away_with_the_shape_of_an_arm(tmp_path: Path) -> None:
+    arms = {"uniform": {"model.layers": 3, "eval.every": 2}, "prism": {"model.schedule": "prism"}}
+    preset = {"preset": {"warm": {"arms": {"uniform": {"model.start_from": "first"}}}}}
+    found = read_comparison(tables(arms=arms, **preset), base_file(tmp_path), "warm")
+    assert found.arms["uniform"].changes == {"eval.every": 2, "model.start_from": "first"}
 
 
 def test_updates_that_no_arm_has_cannot_be_given(tmp_path: Path) -> None:
     given, base = ["--train.steps", "5"], base_file(tmp_path)
     flops = {"budget": {"kind": "flops", "flops": 1e9}}
-    with pytest.raises(InputError, match=r"train\.steps = 5: does nothing: FLOPs are what every arm may spend"):
+    with pytest.raises(InputError, match=r"train\.steps = 5: does nothing: the budget says what every arm"):
         read_comparison(tables(**flops), base, None, given)
+    with pytest.raises(InputError, match=r"train\.steps = 5: does nothing"):
+        read_comparison(tables(budget={"kind": "tokens", "tokens": 1e6}), base, None, given)
+    grown = {
+        "arms": {"uniform": {}, "prism": {"growth.policies": ["sgt"], "growth.sgt.window": 1}}
+    }  # whose length is measured first
+    assert read_comparison(tables(**grown, **flops), base, None, given).values["train.steps"] == 5
     of_one = {"budget": {"kind": "flops", "of": "prism"}}  # which has the updates of the configuration
     assert read_comparison(tables(**of_one), base, None, given).values["train.steps"] == 5
 

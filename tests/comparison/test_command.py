@@ -39,6 +39,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def test_nothing_is_shown_where_no_folder_is(call: Call, folder: Path, tmp_path: Path) -> None:
+    said = call("compare", folder / "question.toml", "--out", tmp_path / "nowhere", "--show")
+    assert said.code == 2
+    assert "is no folder, so no run is there to be shown" in said.err
+    assert not (tmp_path / "nowhere").exists()
+    (tmp_path / "begun").mkdir()  # its first runs are under way
+    said = call("compare", folder / "question.toml", "--out", tmp_path / "begun", "--show")
+    assert said.code == 0
+    assert "Not done yet: uniform (0 of 2 seeds), prism (0 of 2 seeds)." in said.out
+
+
 def test_what_is_done_is_shown(call: Call, folder: Path) -> None:
     said = call("compare", folder / "question.toml", "--out", folder / "out", "--show")
     assert said.code == 0

@@ -14,7 +14,7 @@ from meristem.errors import InputError
 from meristem.report.page.data import run_data
 from meristem.report.pictures import draw_growth, run_text
 from meristem.runs.run_folder import RunFolder
-from meristem.training.growth_from_config import starting_plan
+from meristem.training.growth_from_config import starting_plan, uneven_depth
 from meristem.training.train import resume, train
 from report.helpers import assert_labels_are_inside_and_apart, parsed, texts
 
@@ -65,10 +65,14 @@ def test_it_grows_in_an_ordinary_run(grown: RunFolder) -> None:
 
 
 @pytest.mark.parametrize("last", [100, 200, 350])
-def test_a_resumed_run_is_the_run(grown: RunFolder, last: int, tmp_path: Path) -> None:
-    """From before, between and after its growth."""
+def test_a_resumed_run_is_the_run(
+    grown: RunFolder, last: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """From before, between and after its growth. With how many blocks it began is said when it begins."""
     copy = copy_run(grown, tmp_path / "copy", last=last)
+    capsys.readouterr()
     resume(copy.path)
+    assert "Begins with" not in capsys.readouterr().out
     assert_equal_runs(copy, grown)
     assert growth(copy) == growth(grown)
     assert final_state(copy) == final_state(grown)
@@ -185,16 +189,20 @@ def test_blocks_that_are_named_are_told_as_such(
     assert told in run_text(run.path)
 
 
-def test_blocks_at_the_end_are_not_named_for_a_new_run(data: Path) -> None:
+def test_blocks_at_the_end_are_not_named_for_a_new_run(data: Path, tmp_path: Path) -> None:
     """Its most are `model.layers`; that it has more than it can come to have would be told nobody."""
     with pytest.raises(InputError, match=r"growth\.depth\.layers = 2: is for a run with model\.start_from"):
-        tiny_config(data, **SECOND, growth__depth__layers=2)
+        train(tiny_config(data, **SECOND, growth__depth__layers=2), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_blocks_that_are_not_alike_are_told(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """With Prism the first ones, which are copied, have few heads."""
-    trained(data, tmp_path / "run", **{**SETTINGS, "model__schedule": "prism", "train__flops": 3e8})
-    assert "growth.depth: begins with the first blocks of the schedule, which have" in capsys.readouterr().out
+    """With Prism the first ones, which are copied, have few heads; where none are copied, nothing is said."""
+    run = trained(data, tmp_path / "run", **{**SETTINGS, "model__schedule": "prism", "train__flops": 3e8})
+    told = f"growth.depth: begins with blocks of 1 head; the last of all has {run.plan.target[-1].heads}"
+    assert run.plan.target[-1].heads > 1
+    assert f"{told}; with model.schedule = uniform all are alike" in capsys.readouterr().out
+    assert uneven_depth(run.config, replace(run.plan, layers=run.plan.target, target=())) == []
 
 
 @pytest.mark.parametrize(

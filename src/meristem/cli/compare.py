@@ -28,7 +28,7 @@ def compare_command(
     comparison: Annotated[
         Path, typer.Argument(help="A TOML file of arms, seeds and a budget; see `meristem configs`.")
     ],
-    out: Annotated[Path | None, typer.Option(help="Folder for runs and results; runs/compare/NAME.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for runs and results; runs/compare/NAME[-PRESET].")] = None,
     preset: Annotated[str | None, typer.Option(help="One of the file's presets, such as tiny.")] = None,
     jobs: Annotated[int, typer.Option(min=1, help="Runs side by side, among which cores and GPUs are divided.")] = 1,
     limit: Annotated[
@@ -64,14 +64,12 @@ def compare_command(
     elsewhere = read_lines(lines or (), absolute("out", folder))
     if only_show:
         check_place(folder)
-        results = finished_runs(wanted, folder, elsewhere)
-        if not results:
-            raise InputError(
-                "out", str(folder), "has no finished run of this comparison; leave out --show to make them"
-            )
-        folder.mkdir(parents=True, exist_ok=True)
+        if not folder.is_dir() and not elsewhere:
+            raise InputError("out", str(folder), "is no folder, so no run is there to be shown; leave out --show")
         if elsewhere:
             say(describe_lines(wanted, elsewhere))
+        results = finished_runs(wanted, folder, elsewhere)
+        folder.mkdir(parents=True, exist_ok=True)
     else:
         try:
             results = run_comparison(wanted, folder, jobs=jobs, limit=limit, lines=elsewhere, say=say)

@@ -111,11 +111,17 @@ def analyse(
     rows = [_row(comparison, arm, runs, results) for arm, by_seed in runs.items() if by_seed]
     lines = _contrasts(comparison, runs)
     times = _times([line.contrast for line in lines], runs, len(comparison.primary) + len(comparison.secondary))
+    begun, begun_alike = _source_notes(comparison, results)
     cautions = [*_missing_notes(comparison, results), *_divergence_notes(comparison, results),
-                *_source_notes(comparison, results), *_held_out_notes(comparison, results), *_order_notes(comparison),
+                *begun, *_held_out_notes(comparison, results), *_order_notes(comparison),
                 *_look_notes(comparison, shown),
                 *_spread_notes(lines)]  # fmt: skip
-    notes = [*_tuning_notes(comparison, results), *_budget_notes(comparison, rows), *_power_notes(comparison, lines)]
+    notes = [
+        *begun_alike,
+        *_tuning_notes(comparison, results),
+        *_budget_notes(comparison, rows),
+        *_power_notes(comparison, lines),
+    ]
     if side_by_side > 1:
         notes.append(
             f"Up to {side_by_side} runs went side by side: seconds and tokens/s are of a shared machine, and time is "
@@ -251,20 +257,37 @@ def _divergence_notes(comparison: Comparison, results: Results) -> list[str]:
     return notes
 
 
-def _source_notes(comparison: Comparison, results: Results) -> list[str]:
-    """Arms that begin with what others have learnt: their budget does not have what that had cost."""
-    notes, heirs = [], dict[str, list[str]]()
+def _source_notes(comparison: Comparison, results: Results) -> tuple[list[str], list[str]]:
+    """Arms that begin with what others have learnt, as their budget does not have what that had cost.
+
+    Those that not all arms begin with alike, and the one that all do.
+    """
+    heirs: dict[tuple[str | None, Any], list[str]] = {}
     for arm in comparison.arms:
-        begins = comparison.source(arm) or comparison.arms[arm].changes.get("model.start_from")
+        source = comparison.source(arm)
+        begins = source or {**comparison.values, **comparison.arms[arm].changes}.get("model.start_from")
         if begins is not None:
-            heirs.setdefault(begins, []).append(arm)
-    for source, arms in heirs.items():
-        spent = [run.flops for run in _ended(comparison, source, results).values()] if source in comparison.arms else []
-        whose = f"the runs of {source}" if source in comparison.arms else source
-        cost = f" ({statistics.fmean(spent):.3g} FLOPs)" if spent else ""
+            heirs.setdefault((source, begins), []).append(arm)
+    some, alike = list[str](), list[str]()
+    for (source, begins), arms in heirs.items():
+        spent = None if source is None else _spent_before(comparison, arms[0], results)
+        cost = "" if spent is None else f" ({spent:.3g} FLOPs)"
+        whose = begins if source is None else f"the runs of {source}"
         verb = "starts" if len(arms) == 1 else "start"
-        notes.append(f"{listed(arms, 8)} {verb} from {whose}: what came before{cost} is in no budget.")
-    return notes
+        told = some if len(arms) < len(comparison.arms) else alike
+        told.append(f"{listed(arms, 8)} {verb} from {whose}: what came before{cost} is in no budget.")
+    return some, alike
+
+
+def _spent_before(comparison: Comparison, arm: str, results: Results) -> float | None:
+    """FLOPs, in the mean, of the runs that an arm starts from and of those before them; None if they are not known."""
+    total, source = 0.0, comparison.source(arm)
+    while source is not None:
+        spent = [run.flops for run in _ended(comparison, source, results).values() if not run.diverged]
+        if not spent:
+            return None
+        total, source = total + statistics.fmean(spent), comparison.source(source)
+    return total
 
 
 def _order_notes(comparison: Comparison) -> list[str]:

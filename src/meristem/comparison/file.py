@@ -14,6 +14,8 @@ from typing import Any, Literal
 from meristem.choices import BestBy
 from meristem.comparison.search import Range, Search, read_search
 from meristem.config import (
+    SHAPE,
+    WHOLE,
     Config,
     build_config,
     check_keys,
@@ -35,7 +37,6 @@ KEYS = (
     "target_loss", "measure", "sweep", "search", "preset",
 )  # fmt: skip
 MEASURING_SEED = 10**9  # of runs that only measure speed and FLOPs; those of a file are below it
-WHOLE = ("model.start_from", "model.plan")  # what brings all of a structure along
 SPENDS_ALL = "cannot be given: a run that ends early does not spend its budget"
 # What a value may say of a run of another arm with the same seed, as "@ARM" or "@ARM.WORD".
 REFERENCES = ("run", "plan", "births", "birth_times", "birth_layers", "other_layers")
@@ -158,6 +159,13 @@ class Comparison:
         budget = self.budget_of(arm)
         return {"train.steps": ENDLESS} if budget.kind == "tokens" and budget.amount is not None else {}
 
+    def uses_steps(self, arm: str) -> bool:
+        """Whether the updates of the configuration say how long an arm's runs are, be it the first that is measured."""
+        kind, amount = self.budget_of(arm).kind, self.budget_of(arm).amount
+        if kind == "flops":
+            return self.may_grow(arm) and not self.spends_flops(arm)
+        return kind != "tokens" or amount is None
+
     def _policies(self, arm: str) -> Any:
         return self.arms[arm].changes.get("growth.policies", self.values.get("growth.policies", ()))
 
@@ -195,12 +203,10 @@ def read_comparison(
         raise InputError("config", data.get("config"), "must name a configuration, relative to this file")
     base = flatten(load_config(path.parent / data["config"]))
     given = parse_overrides(overrides)
-    for key in ("train.seed", "data.seed", *(["optimizer.lr"] if data.get("rates") else [])):
-        if key in given:
-            raise InputError(
-                key, given[key], f"is what {'rates' if key == 'optimizer.lr' else 'seeds'} of the file says"
-            )
-    values = {**base, **config_changes, **given}
+    changes = {**config_changes, **given}
+    for key, value in changes.items():
+        _check_said_once(key, value, rates=bool(data.get("rates")))
+    values = {**base, **changes}
     arms = _laid_out(_arms(data.get("arms")), _grid(data.get("sweep", {})))
     names = {name_of(arm): None for arm in arms}
     points = list(dict.fromkeys(arm.point for arm in arms.values()))
@@ -225,8 +231,8 @@ def read_comparison(
         measure=of_type("measure", data.get("measure", "held_out_loss"), BestBy),
     )  # fmt: skip
     _check(found)
-    if "train.steps" in given and all(budget.kind == "flops" for budget in map(found.budget_of, arms)):
-        raise InputError("train.steps", given["train.steps"], "does nothing: FLOPs are what every arm may spend")
+    if "train.steps" in given and not any(map(found.uses_steps, arms)):
+        raise InputError("train.steps", given["train.steps"], "does nothing: the budget says what every arm may spend")
     return found
 
 
@@ -271,7 +277,11 @@ def _with_preset(data: Mapping[str, Any], preset: str | None) -> tuple[dict[str,
     for name, entry in presets[preset].get("arms", {}).items():
         if name not in arms:
             raise InputError(f"preset.{preset}.arms.{name}", entry, f"must be one of the arms {', '.join(arms)}")
-        arms[name] = {**_flat_arm(arms[name]), **_flat_arm(entry)}
+        own_changes = _flat_arm(entry)
+        before = _flat_arm(arms[name])
+        if _whole_key(own_changes):
+            before = {key: value for key, value in before.items() if key not in SHAPE}
+        arms[name] = {**before, **own_changes}
     kept = {key: value for key, value in changes.items() if key.partition(".")[0] not in KEYS}
     return {**rest, **own, "arms": arms}, kept
 
@@ -337,6 +347,12 @@ def _flat_arm(table: Any) -> dict[str, Any]:
     if not isinstance(table, dict):
         raise InputError("arms", table, "must be tables of section.key values")
     return {**flat({k: v for k, v in table.items() if k != "budget"}), **{k: table[k] for k in table if k == "budget"}}
+
+
+def _whole_key(changes: Mapping[str, Any]) -> str | None:
+    """The key by which changes bring a whole plan along, if they do."""
+    keys = (f"model.{name}" for name in WHOLE)
+    return next((key for key in keys if changes.get(key) is not None), None)
 
 
 def _budget(field: str, table: Any) -> Budget:
@@ -445,11 +461,7 @@ def _check(comparison: Comparison) -> None:
 def _check_change(comparison: Comparison, arm: str, key: str, value: Any) -> None:
     """Refuse what an arm, or a sweep, must not change."""
     _check_reference(comparison, arm, key, value)
-    if key in ("train.seed", "data.seed") or (key == "optimizer.lr" and comparison.rates):
-        instead = "rates" if key == "optimizer.lr" else "seeds"
-        raise InputError(key, value, f"is what {instead} says, for all arms alike")
-    if key == "growth.policies" and not isinstance(value, list):
-        raise InputError(key, value, "must be a list of policies")
+    _check_said_once(key, value, rates=bool(comparison.rates))
     if key == "eval.patience":
         raise InputError(key, value, SPENDS_ALL)
     if key in ("eval.windows", "eval.rows"):
@@ -457,6 +469,15 @@ def _check_change(comparison: Comparison, arm: str, key: str, value: Any) -> Non
         raise InputError(key, value, expected)
     if key in ("train.steps", "train.flops"):
         raise InputError(key, value, "is what the budget says; give the arm one of its own")
+
+
+def _check_said_once(key: str, value: Any, *, rates: bool) -> None:
+    """Refuse to change what keys of the file itself say for all runs, and policies that are no list."""
+    if key in ("train.seed", "data.seed") or (key == "optimizer.lr" and rates):
+        said = "rates" if key == "optimizer.lr" else "seeds"
+        raise InputError(key, value, f"is what the {said} of the file say, for all arms alike")
+    if key == "growth.policies" and not isinstance(value, list | tuple):
+        raise InputError(key, value, "must be a list of policies")
 
 
 def _check_keys(comparison: Comparison) -> None:
@@ -478,8 +499,8 @@ def _check_values(comparison: Comparison, arm: Arm) -> None:
     for key in (key for key in arm.changes if key not in values and key not in arm.swept):
         named = ", ".join(values.get("growth.policies", ())) or "none"
         raise InputError(key, arm.changes[key], f"does nothing: the policies of {arm.name} are {named}")
-    whole = next((key for key in WHOLE if arm.changes.get(key) is not None), None)
-    for key in (key for key in arm.changes if whole and key.startswith("model.") and key not in {*WHOLE, *arm.swept}):
+    whole = _whole_key(arm.changes)
+    for key in (key for key in arm.changes if whole and key in SHAPE and key not in arm.swept):
         raise InputError(key, arm.changes[key], f"does nothing: {whole} of {arm.name} brings a whole plan along")
     values |= {"train.steps": ENDLESS} if comparison.references(arm.name) else {}
     values |= comparison.length_values(arm.name, comparison.budget_of(arm.name).amount)

@@ -56,6 +56,7 @@ from meristem.devices import choose_device, describe_device
 from meristem.errors import InputError, RunError
 from meristem.files import absolute
 from meristem.runs.lock import run_lock
+from meristem.runs.run_folder import is_run
 from meristem.training.train import check_memory
 from meristem.wording import counted, describe_time
 
@@ -90,7 +91,7 @@ def run_comparison(
 
 def check_place(out: Path) -> None:
     """Refuse to put a comparison into the folder of a run."""
-    if (out / "config.toml").exists():
+    if is_run(out):
         raise InputError("out", str(out), "is the folder of a run; a comparison needs one of its own")
 
 

@@ -20,6 +20,8 @@ from meristem.config.reading import (
     read_configuration,
 )
 from meristem.config.sections import (
+    SHAPE,
+    WHOLE,
     CheckpointConfig,
     DataConfig,
     EvalConfig,
@@ -31,6 +33,8 @@ from meristem.config.sections import (
 
 __all__ = [
     "RESUMABLE",
+    "SHAPE",
+    "WHOLE",
     "CheckpointConfig",
     "Config",
     "DataConfig",

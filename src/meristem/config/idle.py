@@ -5,11 +5,9 @@ They are said when a run begins, and not refused: one file is often the base of 
 
 from __future__ import annotations
 
-from dataclasses import fields
-
 from meristem.config.growth import table_name
 from meristem.config.reading import Config
-from meristem.config.sections import ModelConfig
+from meristem.config.sections import SHAPE
 
 SCHEDULED = ("layers", "heads", "schedule", "dims", "shuffle_seed")  # what a list of head counts says instead
 
@@ -36,9 +34,8 @@ def _reasons(config: Config, classifier: bool) -> list[tuple[list[str], str]]:
     """Settings that have no effect here, with the reason."""
     model, optimizer, train = config.model, config.optimizer, config.train
     idle: list[tuple[list[str], str]] = []
-    if whole := next((name for name in ("plan", "start_from") if getattr(model, name) is not None), None):
-        shape = [entry.name for entry in fields(ModelConfig) if entry.name not in ("plan", "start_from")]
-        idle.append(([f"model.{name}" for name in shape], f"with model.{whole}, which has a plan"))
+    if whole := model.whole:
+        idle.append(([*SHAPE], f"with {whole}, which has a plan"))
     elif model.head_list:
         idle.append(([f"model.{name}" for name in SCHEDULED], "with model.head_list"))
     else:

@@ -15,6 +15,7 @@ from meristem.choices import TrackerName
 from meristem.config.former import former_first, translated
 from meristem.config.growth import GrowthConfig, is_foreign, policy_keys, table_name
 from meristem.config.sections import (
+    SHAPE,
     CheckpointConfig,
     DataConfig,
     EvalConfig,
@@ -106,18 +107,13 @@ class Config:
             raise InputError("optimizer.curve", curve, expected)
 
     def _check_depth(self) -> None:
-        """Refuse numbers of blocks that mean nothing where a run starts from another, or where it does not."""
+        """Refuse a number of blocks that means nothing where a run starts from another."""
         if not self.growth.has("depth"):
             return
-        first, last = self["growth.depth.start_layers"], self["growth.depth.layers"]
+        first = self["growth.depth.start_layers"]
         if self.model.start_from is not None and first is not None:
             expected = "cannot be given with model.start_from, whose blocks all stay; layers says what they become"
             raise InputError("growth.depth.start_layers", first, expected)
-        if self.model.start_from is None and last is not None:
-            expected = (
-                "is for a run with model.start_from; a new one begins with start_layers and has model.layers at most"
-            )
-            raise InputError("growth.depth.layers", last, expected)
 
     @property
     def clock(self) -> int:
@@ -282,8 +278,9 @@ def check_branch(trunk: Config, branch: Config) -> None:
 
 
 def _first_change(config: Config, changed: Config, free: Sequence[str]) -> str | None:
-    """The first key, but for those that are free, that two configurations have different values of."""
+    """The first key with other values in two configurations, but for those that are free or have no effect."""
     keys = {**known_values(config), **known_values(changed)}
+    free = (*free, *(SHAPE if config.model.whole and changed.model.whole else ()))
     return next((key for key in keys if key not in free and changed[key] != config[key]), None)
 
 

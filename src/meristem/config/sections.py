@@ -23,6 +23,8 @@ from meristem.plan import Plan, Shape
 from meristem.schedules import PREFERRED_DIMS
 from meristem.settings import of_type
 
+WHOLE = ("plan", "start_from")
+
 
 @dataclass(frozen=True)
 class ModelConfig:
@@ -43,6 +45,11 @@ class ModelConfig:
     qk_norm: bool = False  # RMS-norm every query and key, head by head
     plan: str | None = None  # a plan file, instead of all of the above
     start_from: str | None = None  # a run, whose newest plan and weights the model begins with
+
+    @property
+    def whole(self) -> str | None:
+        """The key that brings a whole plan along, beside which those of its shape have no effect; None without one."""
+        return next((f"model.{name}" for name in WHOLE if getattr(self, name) is not None), None)
 
     def build(self, vocabulary: int, classes: int | None = None, longest: int | None = None) -> Plan:
         """The plan for a vocabulary, and, of a classifier, for so many classes of rows up to a length."""
@@ -69,6 +76,9 @@ class ModelConfig:
             if error.field in {field.name for field in fields(self)}:
                 raise InputError(f"model.{error.field}", error.value, error.expected) from None
             raise
+
+
+SHAPE = tuple(f"model.{entry.name}" for entry in fields(ModelConfig) if entry.name not in WHOLE)
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,10 @@ from pathlib import Path
 
 def distinct_names(paths: Sequence[Path]) -> list[str]:
     """Names of runs that tell them apart: of their folders, with those above where two are called the same."""
-    parts = [path.resolve().parts for path in paths]
-    names: list[str] = []
-    for depth in range(1, max(map(len, parts), default=0) + 1):
-        names = ["/".join(part[-depth:]) for part in parts]
-        if len({*names}) == len(names):
-            return names
-    return [f"{name} ({number})" for number, name in enumerate(names, 1)]  # the same run more than once
+    whole = [path.resolve() for path in paths]
+    names, depth = [path.name for path in whole], 1
+    while len({*names}) < len({*whole}):
+        depth += 1
+        names = [str(Path(*path.parts[-depth:])) for path in whole]
+    earlier = [names[:place].count(name) for place, name in enumerate(names)]
+    return [f"{name} ({count + 1})" if count else name for name, count in zip(names, earlier, strict=True)]

@@ -17,7 +17,10 @@ def describe_first_depth(config: Config, start: Plan) -> str:
             return f"{begin}; more would not be better for train.flops, so none are copied."
         why = best if config["growth.depth.layers"] is None else "as growth.depth.layers says"
         return f"{begin}; they become {goal} by copies after the first update, {why}."
-    begin += f", {best}" if config["growth.depth.start_layers"] is None else ", as growth.depth.start_layers says"
+    if config["growth.depth.start_layers"] is not None:
+        begin += ", as growth.depth.start_layers says"
+    else:  # a plan may have those that are to come: then the rule was not asked
+        begin += f", {best}" if config.model.plan is None else " of model.plan"
     setting = " (model.layers)" if max(goal, len(start.layers)) == config.model.layers else ""
     if not start.target:
         return f"{begin}; these are all that there may be{setting}, so nothing is left to decide."

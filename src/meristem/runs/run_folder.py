@@ -250,13 +250,18 @@ def binding(folder: RunFolder, config: Config) -> dict[str, Any]:
     return {"origin": None if origin is None else origin.digest, "settings": json.loads(json.dumps(settings))}
 
 
+def is_run(path: Path) -> bool:
+    """Whether a folder is that of a run, and not of files that a run could be made of."""
+    return all((path / name).is_file() for name in ("config.toml", "plan.json"))
+
+
 def check_empty(path: Path) -> None:
     """Refuse to begin a run where there is something, and say who is at work there if somebody is."""
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         if not path.is_dir():
             raise InputError("out", str(path), "is a file; name a folder")
         check_free(path)
-        if not (path / "config.toml").is_file():
+        if not is_run(path):
             raise InputError("out", str(path), "already holds something; take another folder")
         expected = "already holds something; take another folder, or go on with the run"
         raise InputError("out", str(path), expected, Remedy(call="resume", target=str(path)))

@@ -47,7 +47,7 @@ def starting_plan(config: Config, plan: Plan) -> Plan:
         raise InputError("model.context", plan.context, expected)
     for name in (name for name in LOOPS if growth.has(name) and plan.is_looped):
         expected = f"has loops already, which {name} of growth.policies would have to change"
-        field = _whole_field(config)
+        field = config.model.whole or "model.plan"
         raise InputError(field, config[field], expected)
     for name in (name for name in HEADS if growth.has(name)):
         _check_keys(config, plan)
@@ -58,9 +58,8 @@ def starting_plan(config: Config, plan: Plan) -> Plan:
         except InputError as error:
             if "." in error.field:  # a key of another table
                 raise
-            whole = next((name for name in ("plan", "start_from") if getattr(config.model, name) is not None), None)
-            if error.field == "plan" and whole is not None:
-                raise InputError(f"model.{whole}", getattr(config.model, whole), error.expected) from None
+            if error.field == "plan" and (whole := config.model.whole) is not None:
+                raise InputError(whole, config[whole], error.expected) from None
             raise InputError(f"growth.{policy.title}.{error.field}", error.value, error.expected) from None
     _check_last_copies(config, plan)
     return plan
@@ -71,6 +70,12 @@ def _with_best_depth(policy: Depth, config: Config, plan: Plan) -> Plan:
     refuse_loops(plan)
     if config.model.start_from is not None:
         return _deepened(policy, config, replace(plan, target=()))  # blocks that the other run never came to have
+    if policy.layers is not None:
+        expected = "is for a run with model.start_from; a new one begins with start_layers and has model.layers at most"
+        raise InputError("growth.depth.layers", policy.layers, expected)
+    if plan.target and policy.start_layers not in (None, own := len(plan.layers)):
+        expected = f"must be {own}, the blocks of the plan, which has those to come as well"
+        raise InputError("growth.depth.start_layers", policy.start_layers, expected)
     if policy.start_layers is not None or plan.target:
         return policy.prepare(plan)
     blocks = _best_for(config, plan)
@@ -130,16 +135,13 @@ def idle_depth(config: Config, plan: Plan) -> list[str]:
 
 
 def uneven_depth(config: Config, plan: Plan) -> list[str]:
-    """Says so where `depth` begins with blocks that are not like those which the plan has further up."""
-    if (
-        not config.growth.has("depth")
-        or config.model.start_from is not None
-        or len({*(plan.target or plan.layers)}) < 2
-    ):
+    """Says so where `depth` copies blocks that are not like those which the plan has further up."""
+    if not config.growth.has("depth") or config.model.start_from is not None or len({*plan.target}) < 2:
         return []
-    heads = " ".join(map(str, dict.fromkeys(plan.heads)))
-    told = f"growth.depth: begins with the first blocks of the schedule, which have {heads} heads"
-    return [f"{told}; with model.schedule = uniform all blocks are alike"]
+    told = f"growth.depth: begins with blocks of {counted(plan.heads[0], 'head')}; the last of all has"
+    scheduled = not (config.model.whole or config.model.head_list)
+    advice = "; with model.schedule = uniform all are alike" if scheduled else ""
+    return [f"{told} {plan.target[-1].heads}{advice}"]
 
 
 def _with_goal(policy: Policy, config: Config, plan: Plan) -> Policy:
@@ -154,7 +156,7 @@ def _check_keys(config: Config, plan: Plan) -> None:
     try:
         check_growable(plan)
     except InputError as error:
-        if error.field != "kv_heads" or config.model.plan or config.model.start_from:
+        if error.field != "kv_heads" or config.model.whole:
             raise
         expected = f"must be 1 (or as many as there are heads, 2 at least) for heads to come and go: {error}"
         raise InputError("model.kv_group", config.model.kv_group, expected) from None
@@ -170,7 +172,7 @@ def _check_growth(config: Config, name: str, plan: Plan) -> None:
         raise InputError(f"growth.{name}.max_heads", policy.max_heads, expected)
     if len(full_layers(plan, 0)) == len(plan.layers) and not prunes:
         if len(full_layers(given, 0)) == len(given.layers):
-            field = _whole_field(config)
+            field = config.model.whole or "model.plan"
             raise InputError(field, config[field], "has as many heads in every layer as it may have: none can be born")
         expected = f"must be below {max(plan.heads)}, the most that a layer can have, for a head to be born"
         raise InputError(f"growth.{name}.start_heads", policy.start_heads, expected)
@@ -179,11 +181,6 @@ def _check_growth(config: Config, name: str, plan: Plan) -> None:
         if not limit.relative and limit.value <= (used := limit.used(plan, math.nan)):
             expected = f"must be above what the model has at the start, {limit.kind}={used:.0f}, for a head to be born"
             raise InputError(f"growth.{name}.budget", budget, expected)
-
-
-def _whole_field(config: Config) -> str:
-    """The setting that brings a whole plan along."""
-    return "model.start_from" if config.model.plan is None else "model.plan"
 
 
 # --- what another run has grown --------------------------------------------------------------------------------------

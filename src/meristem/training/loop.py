@@ -168,7 +168,7 @@ class Trainer:
             display.note(f"{describe_device(self.peers.device)}; {kinds} attention{compiled}")
             if self.task.unmeasured is not None:
                 display.note(self.task.unmeasured)
-            if self.config.growth.has("depth") and self.folder.plan.target:
+            if self.begins and self.config.growth.has("depth") and self.folder.plan.target:
                 display.note(f"depth: {describe_first_depth(self.config, self.folder.plan)}")
             for text in self.warnings:
                 display.note(text)

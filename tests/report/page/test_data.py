@@ -424,5 +424,6 @@ def test_several_runs_are_told_apart_and_compared(tmp_path: Path) -> None:
     assert table["structure at the end"] == ["heads 1x2", "heads 2x1 1x1"]
     assert "different data" in page["warning"]
     assert not page_data([first, first])["warning"]
+    assert [run["name"] for run in page_data([first, second, first])["runs"]] == ["a/run", "b/run", "a/run (2)"]
     with pytest.raises(InputError, match="runs"):
         page_data([])

@@ -12,7 +12,7 @@ from meristem.report.page.curves import read_curve, short
 Entry = Mapping[str, Any]
 SECONDS = ("training_seconds", "compilation_seconds", "evaluation_seconds", "saving_seconds")
 LAST = ("lr", "tokens_per_second", "mfu", "skipped", "epoch")  # of the last line with a loss
-LOSS_DIGITS = 9  # far more than are shown, so that no number is rounded twice
+LOSS_DIGITS = 9  # far more than are shown, so that rounding twice is as good as once
 MEASURED = {"held_out": "held_out_loss", "accuracy": "accuracy"}  # last on held-out data
 
 
