@@ -13,6 +13,7 @@ from meristem.errors import InputError
 from meristem.report.page.data import run_data
 from meristem.report.page.progress import progress
 from meristem.runs.lock import LOCK_FILE, is_held, run_lock
+from meristem.training.display import describe_numbers
 from meristem.watch.runs import QUIET, SHARE, Watch
 from report.page.helpers import START, hand_made, metric
 from watch.helpers import FINISHED, PLAN, append, begun, birth, dead_process, keep_lines, timed, watch
@@ -218,3 +219,9 @@ def test_how_far_a_run_has_come() -> None:
     old = progress([metric(1, None, tokens_per_second=None)], 100)  # of before there were such columns
     assert {old[name] for name in ("loss", "smooth", "elapsed", "left", "epoch", "held_out", "between")} == {None}
     assert progress([], 100)["step"] == 0
+
+
+@pytest.mark.parametrize("loss", [number / 1000 + 0.00004996 for number in range(1000, 4000, 97)])
+def test_losses_are_told_as_the_run_itself_tells_them(loss: float) -> None:
+    """Rounded to 6 digits first, some of these would go up."""
+    assert describe_numbers(progress([metric(1, loss)], 1))["loss"] == describe_numbers({"loss": loss})["loss"]
