@@ -265,7 +265,11 @@ def test_what_a_chain_of_arms_cost_is_told_of_its_last_one(tmp_path: Path) -> No
 
 
 def test_a_start_that_all_arms_share_lessens_nothing(tmp_path: Path) -> None:
-    found = read_comparison(tables(), base_file(tmp_path), None, ["--model.start_from", "first"])
+    given, base = ["--model.start_from", "first"], base_file(tmp_path)
+    with pytest.raises(InputError, match=r"arms\.uniform\.model\.schedule = 'uniform': does nothing"):
+        read_comparison(tables(), base, None, given)
+    arms = {"uniform": {"optimizer.kind": "muon"}, "prism": {}}
+    found = read_comparison(tables(arms=arms), base, None, given)
     analysis = analyse(found, results({"uniform": [3.0, 3.0]}))
     assert not [text for text in analysis.cautions if "start" in text]
     assert "uniform, prism start from first: what came before is in no budget." in analysis.notes
@@ -288,7 +292,7 @@ def test_policies_of_a_preset_are_a_list(tmp_path: Path) -> None:
 
 
 def test_a_preset_that_brings_a_whole_plan_does_away_with_the_shape_of_an_arm(tmp_path: Path) -> None:
-    arms = {"uniform": {"model.layers": 3, "eval.every": 2}, "prism": {"model.schedule": "prism"}}
+    arms = {"uniform": {"model.layers": 3, "model.plan": "plan.json", "eval.every": 2}, "prism": {}}
     preset = {"preset": {"warm": {"arms": {"uniform": {"model.start_from": "first"}}}}}
     found = read_comparison(tables(arms=arms, **preset), base_file(tmp_path), "warm")
     assert found.arms["uniform"].changes == {"eval.every": 2, "model.start_from": "first"}
@@ -301,6 +305,8 @@ def test_updates_that_no_arm_has_cannot_be_given(tmp_path: Path) -> None:
         read_comparison(tables(**flops), base, None, given)
     with pytest.raises(InputError, match=r"train\.steps = 5: does nothing"):
         read_comparison(tables(budget={"kind": "tokens", "tokens": 1e6}), base, None, given)
+    with pytest.raises(InputError, match=r"train\.steps = 3: does nothing"):
+        read_comparison(tables(preset={"tiny": {"train.steps": 3}}, **flops), base, "tiny")
     grown = {
         "arms": {"uniform": {}, "prism": {"growth.policies": ["sgt"], "growth.sgt.window": 1}}
     }  # whose length is measured first

@@ -47,7 +47,8 @@ def test_nothing_is_shown_where_no_folder_is(call: Call, folder: Path, tmp_path:
     (tmp_path / "begun").mkdir()  # its first runs are under way
     said = call("compare", folder / "question.toml", "--out", tmp_path / "begun", "--show")
     assert said.code == 0
-    assert "Not done yet: uniform (0 of 2 seeds), prism (0 of 2 seeds)." in said.out
+    assert said.out == f"no run of question has ended yet in {tmp_path / 'begun'}\n"
+    assert not [*(tmp_path / "begun").iterdir()]
 
 
 def test_what_is_done_is_shown(call: Call, folder: Path) -> None:

@@ -65,6 +65,8 @@ RATES: dict[str, Any] = {"rates": [1e-3, 2e-3], "rate_seeds": [9]}
          "arms.b.optimizer.kind", "must be one of"),
         ({"arms": {"a": {}, "b": {"model.start_from": "@a", "model.layers": 4}}, "primary": ["a", "b"]},
          "arms.b.model.layers", "does nothing: model.start_from of b brings a whole plan along"),
+        ({"arms": {"a": {}, "b": {"model.start_from": "@a", "model.plan": "@a.plan"}}, "primary": ["a", "b"]},
+         "arms.b.model.start_from", "has a plan, so model.plan cannot be given besides"),
         ({"arms": {"a": {}, "b": {"model.start_from": "@a", "growth.policies": ["depth"],
                                   "growth.depth.start_layers": 1}}, "primary": ["a", "b"]},
          "budget.kind", "must be flops for b"),

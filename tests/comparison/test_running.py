@@ -20,12 +20,13 @@ from comparison.helpers import base_file, result, tables, trained
 from meristem.comparison.analysis import analyse
 from meristem.comparison.ended import as_begun, describe_lines, finished_runs
 from meristem.comparison.file import Comparison, read_comparison
+from meristem.comparison.foreseen import foreseen_configuration
 from meristem.comparison.lines import Begun, add_line, append_line, read_lines
-from meristem.comparison.planning import Lost, RunKey, best_rate, configuration, known_keys
+from meristem.comparison.planning import Lost, RunKey, Waiting, best_rate, configuration, known_keys
 from meristem.comparison.processes import free_gpu, launched_jobs, threads_of, visible_gpus, wait_for_others
 from meristem.comparison.record import show
 from meristem.comparison.results import CarriedResult, Result, has_diverged, read_result
-from meristem.comparison.running import Runner, Slowest, check_room, run_comparison
+from meristem.comparison.running import Runner, Slowest, check_place, check_room, run_comparison
 from meristem.config import check_resumable, load_config
 from meristem.errors import InputError, RunError
 from meristem.runs.lock import LOCK_FILE
@@ -658,6 +659,7 @@ def test_a_source_that_diverged_elsewhere_is_not_said_to_lack_a_folder(data: Pat
 @pytest.mark.parametrize(
     ("arm", "told"),
     [
+        ({"data.class_weights": "balanced"}, r"^arms\.c\.data\.class_weights = 'balanced': is of classifiers"),
         ({"data.held_back": 10**9}, r"^arms\.c\.data\.held_back = 1000000000: must be below \d+, all there are"),
         ({"growth.policies": ["stack"], "growth.stack.at": [99], "growth.stack.layers": 3},
          r"^arms\.c\.growth\.stack\.at = 99\.0: must be before the end of the run"),
@@ -675,6 +677,25 @@ def test_what_starts_from_runs_that_are_not_made_yet_is_checked_before_them(
     with pytest.raises(InputError, match=told):
         run_comparison(found, tmp_path / "out", say=lambda text: None)
     assert not [*(tmp_path / "out").rglob("*.json")]
+
+
+def test_a_fault_of_a_source_is_not_blamed_on_what_starts_from_it(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("subprocess.Popen", None)
+    arms = {"c": {"model.start_from": "@b"}, "b": {**ROOTS, "data.held_back": 10**9}}
+    with pytest.raises(InputError, match=r"^arms\.b\.data\.held_back = 1000000000: must be below"):
+        run_comparison(asked(tmp_path, data, arms=arms, primary=["c", "b"]), tmp_path / "out", say=lambda text: None)
+
+
+def test_what_a_run_will_write_is_not_looked_for_before_it_is_made(data: Path, tmp_path: Path) -> None:
+    """Entropies of an observed run, for loops like those that they point to."""
+    loops = {"growth.policies": ["static_loops"], "growth.static_loops.like": "@a"}
+    arms = {"a": {**ROOTS, "growth.policies": ["observe"]}, "b": {"model.start_from": "@a", **loops}}
+    found = asked(tmp_path, data, arms=arms, primary=["b", "a"])
+    Runner(found, tmp_path / "out", 1, math.inf, {}, print)
+    with pytest.raises(Waiting), foreseen_configuration(found, RunKey("b", 0), {}):
+        pass
 
 
 def test_a_run_that_is_not_made_yet_is_named_as_in_the_file(
@@ -703,6 +724,8 @@ def test_flops_that_are_too_few_are_named_by_the_budget(data: Path, tmp_path: Pa
 def test_the_folder_of_a_run_is_none_for_a_comparison(data: Path, tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run/config.toml").write_text("")
+    check_place(tmp_path / "run")  # files that a run could be made of
+    (tmp_path / "run/plan.json").write_text("")
     with pytest.raises(InputError, match="is the folder of a run; a comparison needs one of its own"):
         run_comparison(asked(tmp_path, data), tmp_path / "run")
 

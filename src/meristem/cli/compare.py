@@ -69,6 +69,9 @@ def compare_command(
         if elsewhere:
             say(describe_lines(wanted, elsewhere))
         results = finished_runs(wanted, folder, elsewhere)
+        if not results:
+            print(f"no run of {wanted.name} has ended yet in {folder}")
+            return
         folder.mkdir(parents=True, exist_ok=True)
     else:
         try:

@@ -281,12 +281,12 @@ def _source_notes(comparison: Comparison, results: Results) -> tuple[list[str], 
 
 def _spent_before(comparison: Comparison, arm: str, results: Results) -> float | None:
     """FLOPs, in the mean, of the runs that an arm starts from and of those before them; None if they are not known."""
-    total, source = 0.0, comparison.source(arm)
-    while source is not None:
+    total = 0.0
+    for source in comparison.sources(arm):
         spent = [run.flops for run in _ended(comparison, source, results).values() if not run.diverged]
         if not spent:
             return None
-        total, source = total + statistics.fmean(spent), comparison.source(source)
+        total += statistics.fmean(spent)
     return total
 
 

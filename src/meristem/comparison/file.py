@@ -135,6 +135,18 @@ class Comparison:
         match = _reference(self.arms[arm].changes.get("model.start_from"))
         return None if match is None else self.beside(arm, match["arm"])
 
+    def sources(self, arm: str) -> list[str]:
+        """The arms that one starts from, each from the next."""
+        found = []
+        while (source := self.source(arm)) is not None:
+            found.append(arm := source)
+        return found
+
+    def follows_run(self, arm: str, other: str) -> bool:
+        """Whether an arm takes after what a run of another has written, besides starting from it."""
+        matches = (_reference(value) for key, value in self.arms[arm].changes.items() if key != "model.start_from")
+        return any(m and self.beside(arm, m["arm"]) == other and m["what"] in (None, "run") for m in matches)
+
     def tuned_arm(self, arm: str) -> str:
         """The arm on which an arm's rate is chosen: itself, unless it has that of another one."""
         other = self.arms[arm].rate_of
@@ -231,8 +243,9 @@ def read_comparison(
         measure=of_type("measure", data.get("measure", "held_out_loss"), BestBy),
     )  # fmt: skip
     _check(found)
-    if "train.steps" in given and not any(map(found.uses_steps, arms)):
-        raise InputError("train.steps", given["train.steps"], "does nothing: the budget says what every arm may spend")
+    if "train.steps" in changes and not any(map(found.uses_steps, arms)):
+        expected = "does nothing: the budget says what every arm may spend, so give it another amount"
+        raise InputError("train.steps", changes["train.steps"], expected)
     return found
 
 
@@ -279,8 +292,9 @@ def _with_preset(data: Mapping[str, Any], preset: str | None) -> tuple[dict[str,
             raise InputError(f"preset.{preset}.arms.{name}", entry, f"must be one of the arms {', '.join(arms)}")
         own_changes = _flat_arm(entry)
         before = _flat_arm(arms[name])
-        if _whole_key(own_changes):
-            before = {key: value for key, value in before.items() if key not in SHAPE}
+        if (whole := _whole_key(own_changes)) is not None:
+            others = {*SHAPE, "model.plan", "model.start_from"} - {whole}
+            before = {key: value for key, value in before.items() if key not in others}
         arms[name] = {**before, **own_changes}
     kept = {key: value for key, value in changes.items() if key.partition(".")[0] not in KEYS}
     return {**rest, **own, "arms": arms}, kept
@@ -499,7 +513,10 @@ def _check_values(comparison: Comparison, arm: Arm) -> None:
     for key in (key for key in arm.changes if key not in values and key not in arm.swept):
         named = ", ".join(values.get("growth.policies", ())) or "none"
         raise InputError(key, arm.changes[key], f"does nothing: the policies of {arm.name} are {named}")
-    whole = _whole_key(arm.changes)
+    whole = _whole_key(values)
+    if whole == "model.plan" and values.get("model.start_from") is not None:
+        expected = "has a plan, so model.plan cannot be given besides"
+        raise InputError("model.start_from", values["model.start_from"], expected)
     for key in (key for key in arm.changes if whole and key in SHAPE and key not in arm.swept):
         raise InputError(key, arm.changes[key], f"does nothing: {whole} of {arm.name} brings a whole plan along")
     values |= {"train.steps": ENDLESS} if comparison.references(arm.name) else {}

@@ -32,8 +32,8 @@ from meristem.errors import InputError
 def foreseen_configuration(comparison: Comparison, key: RunKey, results: Results) -> Iterator[Config]:
     """What a run will be trained with, also while the runs are missing that it starts from.
 
-    `Waiting` where that cannot be known: if their structure may change, or it takes after others besides. Errors within
-    this name the arm that it starts from, as the file does.
+    `Waiting` where that cannot be known: if their structure may change, or more is taken after than their plan. Errors
+    within this name the arm that it starts from, as the file does.
     """
     with TemporaryDirectory() as place:
         try:
@@ -58,13 +58,13 @@ def _with_sources(comparison: Comparison, key: RunKey, results: Results, place: 
     assert own is not None
     if own in results:
         return known
-    if comparison.may_grow(source):
+    if comparison.may_grow(source) or comparison.follows_run(key.arm, source):
         raise Waiting(str(own))
     config = configuration(comparison, own, _with_sources(comparison, own, results, place))
     plan, steps, task = starting_plan_of(config), updates_of(config), task_for(config)
     stand_in = replace(
         lost_result(own.arm, own.seed), folder=str(place / CARRIED / own.path), scores=scores, plan=plan.to_dict(),
         steps=steps, tokens=steps * task.tokens_per_step, flops=steps * task.step_flops(plan).causal,
-        parameters=plan.parameters,
+        parameters=plan.parameters, heads=list(plan.heads), heads_at_start=list(plan.heads),
     )  # fmt: skip
     return {**known, own: CarriedResult(**vars(stand_in))}

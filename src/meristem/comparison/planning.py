@@ -22,7 +22,7 @@ from meristem.errors import InputError, RunError
 from meristem.plan import Plan
 from meristem.training.growth_from_config import starting_plan
 from meristem.training.length import with_steps
-from meristem.training.tasks import Task, initial_plan, make_task
+from meristem.training.tasks import Task, check_kind, initial_plan, make_task
 
 MEASURED = 60  # updates in which the speed of an arm that does not grow is measured
 ROUNDS = 3  # of measuring an arm that grows, each with the length that the one before it points to
@@ -391,6 +391,7 @@ def _sized(config: Config, parameters: float) -> Config:
 def starting_plan_of(config: Config) -> Plan:
     """The structure that a run begins with; of a run that it starts from there may be the plan alone."""
     if is_carried(config.model.start_from):
+        check_kind(config, _data(config.data.path))
         return starting_plan(config, Plan.load(str(config.model.start_from)))
     return starting_plan(config, initial_plan(config, _data(config.data.path)))
 

@@ -118,7 +118,9 @@ class Runner:
         Of each arm and length one is looked at, of runs that start from others every one.
         """
         seen: set[tuple[str, bool]] = set()
-        for key in (key for key in known_keys(self.comparison, self.results) if key not in self.results):
+        missing_keys = [key for key in known_keys(self.comparison, self.results) if key not in self.results]
+        # Sources come first: what is wrong with them is not a fault of those that start from them.
+        for key in sorted(missing_keys, key=lambda key: len(self.comparison.sources(key.arm))):
             kind = key.arm, key.seed in self.comparison.tuning_seeds
             with suppress(Waiting, Lost):
                 if (missing := self.missing_source(key)) is not None:

@@ -17,7 +17,7 @@ from meristem.pruning.result import PruneResult
 from meristem.pruning.rows import Rows, pruning_rows
 from meristem.pruning.search import LIMIT, Report, Search
 from meristem.pruning.settings import PruneSettings
-from meristem.pruning.source import open_source
+from meristem.pruning.source import Source, open_source
 from meristem.runs.run_folder import PRUNE_FILE, check_empty
 
 CURVE_FILE, PICTURE_FILE = "prune.csv", "prune.svg"
@@ -65,7 +65,7 @@ def prune_run(
         result = PruneResult(
             folder, source.folder.path, source.step, settings, best.plan, tuple(search.points), best.kept, best.loss,
             (before, best.held_out), best.repaired, ended if best.kept == len(search.points) - 1 else LIMIT,
-            (*_notes(rows, search, ended, settings), *attempts.notes),
+            (*_notes(source, rows, search, ended, settings), *attempts.notes),
         )  # fmt: skip
         write_atomically(best.path / PRUNE_FILE, json.dumps(result.to_dict(), indent=1, allow_nan=False) + "\n")
         write_atomically(best.path / CURVE_FILE, result.to_csv())
@@ -76,8 +76,10 @@ def prune_run(
     return result
 
 
-def _notes(rows: Rows, search: Search, ended: str, settings: PruneSettings) -> Iterator[str]:
+def _notes(source: Source, rows: Rows, search: Search, ended: str, settings: PruneSettings) -> Iterator[str]:
     """What a user has to know of how it went."""
+    if source.config.model.start_from is not None:
+        yield "The run started from another; which of the rows set aside that one was trained on is not known."
     if rows.trained:
         yield (
             f"The run was trained on {rows.trained} of the rows set aside, so their loss may rise less than that of "

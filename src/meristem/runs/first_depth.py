@@ -19,9 +19,10 @@ def describe_first_depth(config: Config, start: Plan) -> str:
         return f"{begin}; they become {goal} by copies after the first update, {why}."
     if config["growth.depth.start_layers"] is not None:
         begin += ", as growth.depth.start_layers says"
-    else:  # a plan may have those that are to come: then the rule was not asked
+    else:  # a plan may say itself with how many it begins
         begin += f", {best}" if config.model.plan is None else " of model.plan"
-    setting = " (model.layers)" if max(goal, len(start.layers)) == config.model.layers else ""
+    listed = config.model.whole or config.model.head_list
+    setting = "" if listed else " (model.layers)"
     if not start.target:
         return f"{begin}; these are all that there may be{setting}, so nothing is left to decide."
     return f"{begin}; there may be {goal} at most{setting}."

@@ -138,10 +138,12 @@ def uneven_depth(config: Config, plan: Plan) -> list[str]:
     """Says so where `depth` copies blocks that are not like those which the plan has further up."""
     if not config.growth.has("depth") or config.model.start_from is not None or len({*plan.target}) < 2:
         return []
-    told = f"growth.depth: begins with blocks of {counted(plan.heads[0], 'head')}; the last of all has"
+    first, later = (" ".join(map(str, heads)) for heads in (plan.heads, [one.heads for one in plan.target]))
     scheduled = not (config.model.whole or config.model.head_list)
     advice = "; with model.schedule = uniform all are alike" if scheduled else ""
-    return [f"{told} {plan.target[-1].heads}{advice}"]
+    return [
+        f"growth.depth: not all blocks of the plan are alike (heads {later}), of which it begins with {first}{advice}"
+    ]
 
 
 def _with_goal(policy: Policy, config: Config, plan: Plan) -> Policy:

@@ -171,8 +171,8 @@ def class_weights(rows: LabelledRows, kind: str, classes: int) -> Tensor | None:
     return len(rows) / (classes * counts.clamp(min=1))
 
 
-def initial_plan(config: Config, data: TokenData | LabelledData) -> Plan:
-    """The plan that the configuration describes, or that of the run it starts from, for this data."""
+def check_kind(config: Config, data: TokenData | LabelledData) -> None:
+    """Refuse settings that are of text alone or of labelled rows alone, where the data are of the other kind."""
     if isinstance(data, TokenData):
         if config.data.class_weights != "none":
             expected = "is of classifiers, and this data has no labels"
@@ -184,6 +184,11 @@ def initial_plan(config: Config, data: TokenData | LabelledData) -> Plan:
             raise InputError("growth.policies", name, "is about the entropy of causal attention; a classifier has none")
         for name in (name for name in ("static_loops", "block_loop") if config.growth.has(name)):
             raise InputError("growth.policies", name, "is of language models: classifiers are trained without loops")
+
+
+def initial_plan(config: Config, data: TokenData | LabelledData) -> Plan:
+    """The plan that the configuration describes, or that of the run it starts from, for this data."""
+    check_kind(config, data)
     start = Start.of(config)
     if start is not None:
         return start.plan(data)
