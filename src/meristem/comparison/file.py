@@ -24,6 +24,7 @@ from meristem.config import (
     load_config,
     parse_overrides,
     read_configuration,
+    whole_key,
 )
 from meristem.errors import InputError
 from meristem.growth.policy import ENDLESS
@@ -292,8 +293,8 @@ def _with_preset(data: Mapping[str, Any], preset: str | None) -> tuple[dict[str,
             raise InputError(f"preset.{preset}.arms.{name}", entry, f"must be one of the arms {', '.join(arms)}")
         own_changes = _flat_arm(entry)
         before = _flat_arm(arms[name])
-        if (whole := _whole_key(own_changes)) is not None:
-            others = {*SHAPE, "model.plan", "model.start_from"} - {whole}
+        if (whole := whole_key(own_changes)) is not None:
+            others = {*SHAPE, *WHOLE} - {whole}
             before = {key: value for key, value in before.items() if key not in others}
         arms[name] = {**before, **own_changes}
     kept = {key: value for key, value in changes.items() if key.partition(".")[0] not in KEYS}
@@ -361,12 +362,6 @@ def _flat_arm(table: Any) -> dict[str, Any]:
     if not isinstance(table, dict):
         raise InputError("arms", table, "must be tables of section.key values")
     return {**flat({k: v for k, v in table.items() if k != "budget"}), **{k: table[k] for k in table if k == "budget"}}
-
-
-def _whole_key(changes: Mapping[str, Any]) -> str | None:
-    """The key by which changes bring a whole plan along, if they do."""
-    keys = (f"model.{name}" for name in WHOLE)
-    return next((key for key in keys if changes.get(key) is not None), None)
 
 
 def _budget(field: str, table: Any) -> Budget:
@@ -513,7 +508,7 @@ def _check_values(comparison: Comparison, arm: Arm) -> None:
     for key in (key for key in arm.changes if key not in values and key not in arm.swept):
         named = ", ".join(values.get("growth.policies", ())) or "none"
         raise InputError(key, arm.changes[key], f"does nothing: the policies of {arm.name} are {named}")
-    whole = _whole_key(values)
+    whole = whole_key(values)
     if whole == "model.plan" and values.get("model.start_from") is not None:
         expected = "has a plan, so model.plan cannot be given besides"
         raise InputError("model.start_from", values["model.start_from"], expected)

@@ -29,6 +29,7 @@ from meristem.config.sections import (
     ModelConfig,
     OptimizerConfig,
     TrainConfig,
+    whole_key,
 )
 
 __all__ = [
@@ -58,4 +59,5 @@ __all__ = [
     "override",
     "parse_overrides",
     "read_configuration",
+    "whole_key",
 ]

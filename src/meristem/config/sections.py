@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from typing import Any
 
 from meristem.choices import (
     Attention,
@@ -23,7 +25,7 @@ from meristem.plan import Plan, Shape
 from meristem.schedules import PREFERRED_DIMS
 from meristem.settings import of_type
 
-WHOLE = ("plan", "start_from")
+WHOLE = ("model.plan", "model.start_from")  # what brings a whole plan along
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,12 @@ class ModelConfig:
     @property
     def whole(self) -> str | None:
         """The key that brings a whole plan along, beside which those of its shape have no effect; None without one."""
-        return next((f"model.{name}" for name in WHOLE if getattr(self, name) is not None), None)
+        return whole_key({f"model.{entry.name}": getattr(self, entry.name) for entry in fields(self)})
+
+    @property
+    def scheduled(self) -> bool:
+        """Whether heads follow from the schedule, and not from a whole plan or a list."""
+        return not (self.whole or self.head_list)
 
     def build(self, vocabulary: int, classes: int | None = None, longest: int | None = None) -> Plan:
         """The plan for a vocabulary, and, of a classifier, for so many classes of rows up to a length."""
@@ -78,7 +85,12 @@ class ModelConfig:
             raise
 
 
-SHAPE = tuple(f"model.{entry.name}" for entry in fields(ModelConfig) if entry.name not in WHOLE)
+SHAPE = tuple(key for key in (f"model.{entry.name}" for entry in fields(ModelConfig)) if key not in WHOLE)
+
+
+def whole_key(values: Mapping[str, Any]) -> str | None:
+    """The key by which `section.key` values bring a whole plan along, if they do."""
+    return next((key for key in WHOLE if values.get(key) is not None), None)
 
 
 @dataclass(frozen=True)

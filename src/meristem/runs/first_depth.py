@@ -21,8 +21,7 @@ def describe_first_depth(config: Config, start: Plan) -> str:
         begin += ", as growth.depth.start_layers says"
     else:  # a plan may say itself with how many it begins
         begin += f", {best}" if config.model.plan is None else " of model.plan"
-    listed = config.model.whole or config.model.head_list
-    setting = "" if listed else " (model.layers)"
+    setting = " (model.layers)" if config.model.scheduled else ""
     if not start.target:
         return f"{begin}; these are all that there may be{setting}, so nothing is left to decide."
     return f"{begin}; there may be {goal} at most{setting}."

@@ -139,8 +139,7 @@ def uneven_depth(config: Config, plan: Plan) -> list[str]:
     if not config.growth.has("depth") or config.model.start_from is not None or len({*plan.target}) < 2:
         return []
     first, later = (" ".join(map(str, heads)) for heads in (plan.heads, [one.heads for one in plan.target]))
-    scheduled = not (config.model.whole or config.model.head_list)
-    advice = "; with model.schedule = uniform all are alike" if scheduled else ""
+    advice = "; with model.schedule = uniform all are alike" if config.model.scheduled else ""
     return [
         f"growth.depth: not all blocks of the plan are alike (heads {later}), of which it begins with {first}{advice}"
     ]

@@ -298,7 +298,7 @@ def uniform_plan(config: Config, plan: Plan) -> Plan | None:
     layers = plan.target or plan.layers
     dims = sorted(layer.head_dim for layer in layers)
     frequent = max(groupby(dims), key=lambda group: len(list(group[1])))[0]
-    wished = [] if config.model.whole or config.model.head_list else [config.model.heads]
+    wished = [config.model.heads] if config.model.scheduled else []
     for heads in (*wished, *sorted(even_divisors(plan.width), key=lambda heads: abs(plan.width / heads - frequent))):
         for group in dict.fromkeys((config.model.kv_group, 1)):
             try:
